@@ -38,7 +38,8 @@ NUMBER_BITS = 32
 _TAG_BIT = 1 << (INSTANCE_BITS + NUMBER_BITS)
 _NUMBER_MASK = (1 << NUMBER_BITS) - 1
 
-_PF_KTHREAD = 0x0020_0000  # include/linux/sched.h; field 9 of /proc/PID/stat
+_PF_EXITING = 0x0000_0004  # include/linux/sched.h; field 9 of /proc/PID/stat
+_PF_KTHREAD = 0x0020_0000
 # While killed processes are stuck in the kernel, new descendants are looked for this often.
 _RESCAN_S = 0.1
 
@@ -206,6 +207,37 @@ def children_of(pid: int) -> set[int]:
     """The living children of a process."""
     pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
     return {child for child in pids if _parent(child) == pid}
+
+
+def names_below(pid: int, most: int) -> list[bytes]:
+    """The commands, as the kernel names them, of the descendants of a process that are not about to exit.
+
+    Args:
+        pid: the process.
+        most: where the count stops.
+
+    Returns:
+        None of them if the kernel does not list the children of a process.
+
+    Raises:
+        OSError: no descriptor or no memory is free.
+    """
+    names: list[bytes] = []
+    pending = [pid] if _HAS_CHILDREN_FILES else []
+    while pending:
+        for child in _children_from_tasks(pending.pop()):
+            try:
+                head, _, fields = read_proc(f"/proc/{child}/stat").rpartition(b")")
+            except OSError as error:
+                _raise_if_blind(error)
+                continue
+            if int(fields.split(b" ", 8)[7]) & _PF_EXITING:
+                continue
+            names.append(head.partition(b"(")[2])
+            if len(names) == most:
+                return names
+            pending.append(child)
+    return names
 
 
 def signal_descendants(

@@ -23,7 +23,7 @@ from execprotocol.sandbox import (
     SpecialPath,
 )
 from execserver.launch_spec import LaunchSpec, require_program
-from execserver.processes.start_obstacle import require_interpreter
+from execserver.processes.start_obstacle import require_interpreter, require_lengths
 from execserver.rpc.handlers import Caller, Handler, Handlers, Result
 from execserver.sandbox import refused
 from execserver.sandbox.confinement import Confinement
@@ -183,6 +183,7 @@ class Preparation:
         try:
             spec = self._make_spec()
             require_program(spec.program, spec.cwd)
+            require_lengths(spec.arguments, spec.environment)
             require_interpreter(spec.program, spec.cwd, partial(may_read, self._policy))
         except (OSError, ValueError) as error:
             measures.failed_starts += 1

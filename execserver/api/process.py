@@ -146,7 +146,7 @@ class ProcessHandlers:
             return {"status": "stdinClosed"}
         if stdin.writer is not None and stdin.writer.full and not stdin.ended:
             return _write_when_room(own.processes, stdin, params, session)
-        return stdin.write(params.chunk, params.write_id, session)
+        return stdin.write(params.chunk, params.write_id, session, whole_lines=params.whole_lines)
 
     def close_stdin(self, caller: Caller, params: CloseStdinParams) -> CloseStdinResult:
         """End the standard input after what was accepted."""
@@ -388,7 +388,7 @@ async def _write_when_room(
             await stdin.writer.wait_for_space()
     finally:
         store.waiting_input -= size
-    return stdin.write(params.chunk, params.write_id, session)
+    return stdin.write(params.chunk, params.write_id, session, whole_lines=params.whole_lines)
 
 
 def _read_page(caller: Caller, process: ManagedProcess, params: ReadParams) -> Encoded:

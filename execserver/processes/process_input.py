@@ -24,6 +24,7 @@ from execserver.processes.recovery_state import RecoveryState
 from execserver.processes.reserved_descriptors import ReservedDescriptors
 from execserver.processes.spawn import Spawned
 from execserver.processes.stdin import InputBudget, StdinWriter
+from execserver.processes.terminal_lines import begun_line
 from execserver.spool.records import FOREIGN_MARK, stored_write_id
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
@@ -68,12 +69,14 @@ class ProcessInput:
     """
 
     __slots__ = (
+        "_begun_line",
         "_deadline",
         "_foreign_write_ids",
         "_outputs",
         "_owner",
         "_recovery",
         "_reserved",
+        "_terminal",
         "_watch",
         "_write_ids",
         "ended",
@@ -97,6 +100,10 @@ class ProcessInput:
         self._recovery = recovery
         self._reserved = reserved
         self._deadline = deadline
+        self._terminal: int | None = None
+        """The terminal; None for a pipe."""
+        self._begun_line = 0
+        """The bytes of the last line that was written to the terminal, as far as they are known."""
         self._watch: Watch | None = None
         """Of a pipe, until the supervisor has closed it, too."""
         self._write_ids: OrderedDict[str, None] = OrderedDict()
@@ -113,8 +120,9 @@ class ProcessInput:
         journal = partial(self._recovery.written, owner.number)
         if spawned.relay is not None:
             outputs, ends = self._outputs, spawned.relay[2:]
+            self._terminal = spawned.outputs[0]
             self.writer = StdinWriter(
-                spawned.outputs[0], budget, outputs.want_writable, owner.keep_input, journal, ends
+                self._terminal, budget, outputs.want_writable, owner.keep_input, journal, ends
             )
             outputs.serve_input(self)
         elif spawned.stdin is not None:
@@ -149,16 +157,20 @@ class ProcessInput:
         """Whether the supervisor may still hold the pipe open."""
         return self._watch is not None
 
-    def write(self, data: bytes, write_id: str, session: str | None = None) -> WriteResult:
+    def write(
+        self, data: bytes, write_id: str, session: str | None = None, *, whole_lines: bool = False
+    ) -> WriteResult:
         """Accept input once per write id.
 
         Args:
             data: the input.
             write_id: the client's name for it.
             session: the session that it comes from, if that is not the process's own: ids are per session.
+            whole_lines: whether to refuse a line that a terminal would cut.
 
         Raises:
             InternalError: the process is gone.
+            InvalidRequest: a line is too long.
         """
         ids = self._write_ids
         if session is not None or write_id[0] == FOREIGN_MARK:
@@ -171,10 +183,14 @@ class ProcessInput:
         writer = self.writer
         if writer is None or writer.closed:
             raise InternalError("failed to write to process stdin")
+        begun = 0
+        if whole_lines and self._terminal is not None:
+            begun = begun_line(self._terminal, self._begun_line, data)
         try:
             self._append(writer, data, write_id)
         except OSError as error:
             raise InternalError(f"nothing was written: {os_error_text(error)}") from None
+        self._begun_line = begun
         ids[write_id] = None
         if len(ids) > REMEMBERED_WRITE_IDS:
             ids.popitem(last=False)

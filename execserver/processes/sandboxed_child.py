@@ -14,7 +14,7 @@ import asyncio
 import os
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -46,6 +46,11 @@ _SANDBOX_END_SECONDS = 3.0
 """How long the end of a sandbox may take. It takes a millisecond, unless something in it hangs in the
 kernel."""
 
+_MOST_COUNTED = 100
+"""Processes that the end of a sandbox ends and that are counted: looking at so many takes 3 ms."""
+
+_MOST_NAMED = 5
+
 _MOST_REPORT_BYTES = 64 << 10
 """A launcher's report has a few hundred bytes."""
 
@@ -67,7 +72,7 @@ class SandboxOwner(Protocol):
 class ProcessSandbox:
     """The sandbox of one process: its confinement, the command inside, and the signs of a denial."""
 
-    __slots__ = ("_denied", "_evidence", "child", "confinement", "stands")
+    __slots__ = ("_denied", "_evidence", "child", "confinement", "left_running", "stands")
 
     def __init__(self, confinement: Confinement) -> None:
         self.confinement = confinement
@@ -75,6 +80,8 @@ class ProcessSandbox:
         """The command inside, where a launcher waits outside."""
         self.stands = False
         """Whether the launcher has ended, and something of the sandbox may be left."""
+        self.left_running: list[bytes] = []
+        """The names of the processes that the command left running, and that ended with its sandbox."""
         self._denied: tuple[int, bool] | None = None
         self._evidence: tuple[int, dict[str, object]] | None = None
         """Each with the number of bytes of output that it was found in."""
@@ -92,18 +99,27 @@ class ProcessSandbox:
         """The evidence for a denial in the last output, as JSON."""
         if self._evidence is not None and self._evidence[0] == log.total:
             return self._evidence[1]
-        from execserver.sandbox.denial import evidence
+        from execserver.sandbox.denial import StandIns, evidence
 
         confinement = self.confinement
+        stand_ins = confinement.stand_ins
         found = evidence(
             confinement.policy,
             exit_code,
             log.tail(_EVIDENCE_BYTES),
             confinement.cwd,
             landlock=confinement.backend == "landlock",
+            stand_ins=StandIns(stand_ins, lambda folder: _holds_only(folder, stand_ins)),
         )
         self._evidence = log.total, found.as_json()
         return self._evidence[1]
+
+    def ended_with_sandbox(self) -> dict[str, object] | None:
+        """The processes that the command left running, as JSON; None if there are none, or it is unknown."""
+        if not self.left_running:
+            return None
+        names = dict.fromkeys(_printable(name) for name in self.left_running)
+        return {"count": len(self.left_running), "names": list(names)[:_MOST_NAMED]}
 
     def watch(self, launcher: int, report: int, tag: int | None, poller: DescriptorPoller) -> None:
         """Find the command by the launcher's report; the arguments are those of `SandboxedChild`."""
@@ -121,12 +137,27 @@ class ProcessSandbox:
         self.stands = True
         asyncio.get_running_loop().call_later(_SANDBOX_END_SECONDS, owner.sandbox_ended)
         child = self.child
+        if child is not None and not by_signal:
+            self.left_running = child.left_running()
         reports = child is not None and child.launcher_ended(lambda: owner.sandbox_left(False), whole=whole)
         if child is not None and not child.set_up and not by_signal:
             owner.failure = _set_up_failure(owner.log)
         if not reports:
             # A backend without a process namespace ends like one with it: nothing may run on.
             owner.sandbox_left(child is not None or self.confinement.backend in ("landlock", "seatbelt"))
+
+
+def _holds_only(folder: str, paths: Sequence[str]) -> bool:
+    """Whether a folder holds no other names than those of these paths."""
+    try:
+        with os.scandir(folder) as entries:
+            return all(entry.path in paths for entry in entries)
+    except OSError:
+        return False
+
+
+def _printable(name: bytes) -> str:
+    return "".join(char if char.isprintable() else "?" for char in name.decode("utf-8", "replace"))
 
 
 def _set_up_failure(log: OutputLog) -> str:
@@ -156,6 +187,7 @@ class SandboxedChild:
         self._report: int | None = report
         self._first: int | None = None
         self._pidfd: int | None = None
+        self._killed = False
         self._gone = False
         """Whether the first process is known to have ended."""
         self._replaced = False
@@ -204,6 +236,7 @@ class SandboxedChild:
         namespace the caller also has to find what has left the command's group (`launcher_ended`).
         """
         self._waiting.clear()
+        self._killed = True
         pidfd = self._find_first()
         if pidfd is None:
             return
@@ -212,6 +245,21 @@ class SandboxedChild:
             # Before the first process: a reaped command has no group any more.
             self._signal_group(command, signal.SIGKILL)
         _send(pidfd, signal.SIGKILL)
+
+    def left_running(self) -> list[bytes]:
+        """The names of the processes that the command, which has ended, left running in its pid namespace.
+        Their end follows at once. None after `kill`, which meant them too.
+        """
+        pidfd = self._find_first() if self.namespaces and not self._killed else None
+        if pidfd is None or self._first is None:
+            return []
+        try:
+            names = descendants.names_below(self._first, _MOST_COUNTED)
+            # Fails when the first process is reaped: then the children may be those of another process.
+            signal.pidfd_send_signal(pidfd, 0)
+        except OSError:
+            return []
+        return names
 
     def launcher_ended(self, on_end: Callable[[], None], *, whole: bool = False) -> bool:
         """The launcher has ended, so what is left inside has to end.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,11 @@ from execserver.launch_spec import DEFAULT_PATH, find_program
 
 MAX_STRING_BYTES = 131071
 """The limit of Linux for one argument, or one variable with its name (MAX_ARG_STRLEN, without the NUL)."""
+
+_POINTER_BYTES = 8
+_LEAST_TOTAL_BYTES, _MOST_TOTAL_BYTES = 128 << 10, 6 << 20
+"""The limits of Linux for all arguments and variables together, each with its NUL and a pointer: a quarter of
+the soft limit of the stack, but no less and no more than this."""
 
 MAX_DEPTH = 4
 """How many scripts may be interpreters of scripts: the kernel's limit."""
@@ -105,6 +111,33 @@ def require_interpreter(program: str, cwd: str, may_read: MayRead) -> None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
+def require_lengths(argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raise the error that a spawn would for arguments or variables that are too long, for a program that a
+    sandbox starts: the sandbox's own error would be about its launcher.
+
+    Raises:
+        OSError: E2BIG.
+    """
+    variables = [f"{name}={value}" for name, value in environment.items()]
+    # A character has four bytes at most, so counting characters is mostly enough.
+    strings = [*argv, *variables]
+    if sum(map(len, strings)) * 4 <= min(MAX_STRING_BYTES, _LEAST_TOTAL_BYTES - len(strings) * 16):
+        return
+    sizes = [len(os.fsencode(string)) for string in strings]
+    if max(sizes) > MAX_STRING_BYTES or _passed_bytes(sizes) > _most_passed_bytes():
+        raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
+
+
+def _passed_bytes(sizes: Sequence[int]) -> int:
+    return sum(sizes) + len(sizes) * (1 + _POINTER_BYTES)
+
+
+def _most_passed_bytes() -> int:
+    soft = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    quarter = _MOST_TOTAL_BYTES if soft == resource.RLIM_INFINITY else soft // 4
+    return max(_LEAST_TOTAL_BYTES, min(quarter, _MOST_TOTAL_BYTES))
+
+
 def _found(
     error: OSError | ValueError,
     argv: Sequence[str],
@@ -152,19 +185,25 @@ def _too_long(argv: Sequence[str], environment: Mapping[str, str]) -> Obstacle:
             return Obstacle(
                 "argv",
                 f"argv[{place}] has {size} bytes, and an argument may have {MAX_STRING_BYTES}: "
-                "give it by a file, or by standard input",
+                "write it to a file, or pass it by standard input (a script by `sh -s`)",
             )
+    passed = [len(os.fsencode(argument)) for argument in argv]
     for name, value in environment.items():
         size = len(os.fsencode(f"{name}={value}"))
+        passed.append(size)
         if size > MAX_STRING_BYTES:
             return Obstacle(
                 "env",
-                f"the variable {name} has {size} bytes, and one may have {MAX_STRING_BYTES} with its name",
+                f"the variable {name} has {size} bytes, and one may have {MAX_STRING_BYTES} with its name: "
+                "write its value to a file",
             )
     size = sum(len(os.fsencode(argument)) + 1 for argument in argv)
+    plural = "s" if len(argv) > 1 else ""
     return Obstacle(
         "argv",
-        f"the {len(argv)} arguments have {size} bytes, and with the environment more than may be passed",
+        f"the {len(argv)} argument{plural} have {size} bytes, and with the environment "
+        f"{_passed_bytes(passed)}; a program gets at most {_most_passed_bytes()} here: write them to a file, "
+        "or pass them by standard input",
     )
 
 

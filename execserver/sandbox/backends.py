@@ -83,8 +83,9 @@ class BubblewrapConfinement(Confinement):
             status_inside = os.dup(status)
             opened.append(status_inside)
             new_session = self.namespaces or not command.tty
+            line = self._command_line(command)
             inside = bubblewrap.SandboxedCommand(
-                (), command.cwd, command.environment, new_session, dies_with_parent
+                line, command.cwd, command.environment, new_session, dies_with_parent
             )
             arguments = bubblewrap.arguments(self._options, inside, program, status_inside)
             # Last, so that nothing can fail between this and the return.
@@ -97,7 +98,7 @@ class BubblewrapConfinement(Confinement):
         return replace(
             command,
             program=self._tools.bubblewrap if sealed is None else sealed.path,
-            arguments=("bwrap", "--args", str(arguments_file), "--", *self._command_line(command)),
+            arguments=("bwrap", "--args", str(arguments_file), "--", *line),
             environment={},
             passed=(program, status_inside, arguments_file, *self._take_held()),
             status=status,

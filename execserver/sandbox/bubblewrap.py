@@ -125,10 +125,12 @@ def arguments(made: Sequence[str], inside: SandboxedCommand, seccomp: int, statu
         if not name or "=" in name:
             raise ValueError("illegal environment variable name")
         result += ["--setenv", name, value]
-    if len(result) > MAX_ARGUMENTS:
+    count = len(result) + len(inside.arguments)
+    if count > MAX_ARGUMENTS:
         raise ValueError(
-            f"the sandbox needs {len(result)} arguments and bubblewrap takes {MAX_ARGUMENTS}: "
-            "fewer entries, matches of patterns, or environment variables"
+            f"the sandbox needs {count} arguments and bubblewrap takes {MAX_ARGUMENTS}: "
+            "fewer entries, matches of patterns, environment variables, or arguments of the command, which "
+            f"has {len(inside.arguments)}"
         )
     if any("\0" in text for text in (*result, *inside.arguments)):
         raise ValueError("embedded null byte")

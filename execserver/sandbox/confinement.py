@@ -55,6 +55,11 @@ class Confinement(ABC):
         """Whether it has made folders on the host, which stay until it is released."""
         return self._lease is not None and bool(self._lease.made)
 
+    @property
+    def stand_ins(self) -> tuple[str, ...]:
+        """The missing paths for which the command sees empty read-only folders."""
+        return () if self._lease is None else self._lease.made
+
     def recovery_state(self) -> tuple[dict[str, object], list[int]]:
         """State from which a new server can adopt this sandbox (`Sandboxes.adopt`) if this server dies.
 

@@ -11,7 +11,7 @@ Both take time linear in the output.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +19,10 @@ from execserver.sandbox import glob_patterns
 from execserver.sandbox.errno_texts import (
     BUSY,
     DENIED,
+    EXISTS,
+    IS_DIRECTORY,
     NO_NETWORK,
+    NOT_EMPTY,
     NOT_PERMITTED,
     READ_ONLY,
     ErrnoText,
@@ -61,12 +64,21 @@ class Evidence:
     path: str | None = None
     """Absolute; for files."""
 
+    reason: Literal["protectedName", "readOnly", "noAccess"] | None = None
+    """Why the policy denies the path; for files."""
+
+    protected: str | None = None
+    """The path of the protected name at, above or in `path`, if that is the reason."""
+
     def as_json(self) -> dict[str, str]:
-        """The element of the extension member `denial`; without `path` when there is none."""
+        """The element of the extension member `denial`, without the members that have no value."""
         about: dict[str, str] = {"kind": self.kind, "text": self.text}
         if self.path is not None:
-            # Names may hold bytes that are not UTF-8, which JSON cannot carry.
-            about["path"] = os.fsencode(self.path).decode(errors="replace")
+            about["path"] = _wire_path(self.path)
+        if self.reason is not None:
+            about["reason"] = self.reason
+        if self.protected is not None:
+            about["protectedPath"] = _wire_path(self.protected)
         return about
 
 
@@ -83,7 +95,7 @@ class Denial:
         return bool(self.evidence)
 
     def as_json(self) -> dict[str, object]:
-        """The extension member `denial`: `{"likely": …, "evidence": [{"kind", "text", "path"?}]}`."""
+        """The extension member `denial`: `{"likely": …, "evidence": [{"kind", "text", …}]}`."""
         return {"likely": self.likely, "evidence": [each.as_json() for each in self.evidence]}
 
 
@@ -102,7 +114,35 @@ def denied(exit_code: int, output: bytes) -> bool:
     return any(words in text for words in _REFERENCE_WORDS)
 
 
-def evidence(policy: Policy, exit_code: int, output: bytes, cwd: str, *, landlock: bool = False) -> Denial:
+@dataclass(frozen=True, slots=True)
+class StandIns:
+    """The empty read-only folders that a command sees in place of missing paths that it must not create."""
+
+    paths: Collection[str] = ()
+    """Absolute."""
+
+    fill: Callable[[str], bool] = lambda _: False
+    """Whether a folder on the host holds nothing else than such folders."""
+
+    def above(self, path: str) -> str | None:
+        """The one at or above a path."""
+        return next((each for each in self.paths if is_below(path, each)), None)
+
+    def inside(self, folder: str) -> str | None:
+        """One of them that makes a folder appear not to be empty."""
+        found = next((each for each in self.paths if os.path.dirname(each) == folder), None)
+        return found if found is not None and self.fill(folder) else None
+
+
+def evidence(
+    policy: Policy,
+    exit_code: int,
+    output: bytes,
+    cwd: str,
+    *,
+    landlock: bool = False,
+    stand_ins: StandIns | None = None,
+) -> Denial:
     """The evidence that the sandbox made a command fail.
 
     Args:
@@ -112,13 +152,14 @@ def evidence(policy: Policy, exit_code: int, output: bytes, cwd: str, *, landloc
         cwd: the command's working directory, absolute: relative names in the output start there.
         landlock: whether Landlock enforced the policy. It refuses a write with EACCES; with mounts a refused
             write is EROFS, and EACCES comes from the file's mode.
+        stand_ins: the empty folders that the sandbox shows.
     """
     if exit_code == 0 or not policy.limits_anything:
         return Denial()
     found: dict[tuple[str, str], Evidence] = {}
     if exit_code == EXIT_SIGSYS:
         found["signal", ""] = Evidence("signal", "killed by SIGSYS: a system call that the sandbox forbids")
-    search = _EvidenceSearch(policy, cwd, landlock)
+    search = _EvidenceSearch(policy, cwd, landlock, stand_ins or StandIns())
     for start, end, kind in find_errno_texts(output.lower()):
         if len(found) >= MOST_EVIDENCE:
             break
@@ -152,14 +193,17 @@ def _protected_by(policy: Policy, path: str) -> str | None:
 class _EvidenceSearch:
     """Compares lines of output with a policy."""
 
-    def __init__(self, policy: Policy, cwd: str, landlock: bool) -> None:
+    def __init__(self, policy: Policy, cwd: str, landlock: bool, stand_ins: StandIns) -> None:
         self._policy = policy
         self._cwd = cwd
         self._landlock = landlock
+        self._stand_ins = stand_ins
 
     def evidence_in(self, found: ErrnoText, kind: str) -> Evidence | None:
         """The evidence in a line; None if there is none."""
         if found.is_quoted or found.is_from_elsewhere:
+            return None
+        if kind == IS_DIRECTORY and not found.is_about_writing:
             return None
         network = not self._policy.network
         if kind == NO_NETWORK:
@@ -168,15 +212,34 @@ class _EvidenceSearch:
             for name in names_of(found):
                 # `normpath` keeps two leading slashes, which the kernel treats as one.
                 path = "/" + os.path.normpath(os.path.join(self._cwd, name)).lstrip("/")
-                if self._is_closed(path, kind):
-                    return Evidence("file", _shown(found.line), path)
+                stand_in = self._stand_in(path, kind)
+                if stand_in is not None or self._is_closed(path, kind):
+                    return self._of_file(_shown(found.line), path, stand_in)
         if network and kind == NOT_PERMITTED and is_about_network(found):
             return Evidence("network", _shown(found.line))
         return None
 
+    def _of_file(self, text: str, path: str, stand_in: str | None) -> Evidence:
+        protected = _protected_by(self._policy, stand_in or path)
+        if protected is not None:
+            return Evidence("file", text, path, "protectedName", protected)
+        denied = self._policy.access(stand_in or path) is Access.DENY or self._is_denied_by_glob(path)
+        return Evidence("file", text, path, "noAccess" if denied else "readOnly")
+
+    def _stand_in(self, path: str, kind: str) -> str | None:
+        """The stand-in that explains an error; None for another reason."""
+        if kind == NOT_EMPTY:
+            return self._stand_ins.inside(path)
+        found = self._stand_ins.above(path)
+        # Below one there is nothing, so no other reason to deny.
+        explains = kind == DENIED or (kind in (EXISTS, IS_DIRECTORY) and found == path)
+        return found if explains else None
+
     def _is_closed(self, path: str, kind: str) -> bool:
         if is_below(path, "/dev/tcp") or is_below(path, "/dev/udp"):
             return False  # a shell's syntax for a connection
+        if kind in (EXISTS, IS_DIRECTORY, NOT_EMPTY):
+            return False
         if kind == READ_ONLY:
             return not is_writable(self._policy, path)
         if kind == BUSY:
@@ -199,6 +262,11 @@ class _EvidenceSearch:
 
     def _is_denied_by_glob(self, path: str) -> bool:
         return glob_patterns.matches(self._policy.deny_globs, path)
+
+
+def _wire_path(path: str) -> str:
+    # Names may hold bytes that are not UTF-8, which JSON cannot carry.
+    return os.fsencode(path).decode(errors="replace")
 
 
 def _shown(line: str) -> str:

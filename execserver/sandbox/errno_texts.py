@@ -18,6 +18,7 @@ _BEFORE, _AFTER = 600, 400
 """Bytes of a line around an errno text: a minified line may be as long as the output."""
 
 READ_ONLY, DENIED, NOT_PERMITTED, BUSY, NO_NETWORK = "EROFS", "EACCES", "EPERM", "EBUSY", "network"
+EXISTS, IS_DIRECTORY, NOT_EMPTY = "EEXIST", "EISDIR", "ENOTEMPTY"
 
 # In lower case, as glibc, Python (`[Errno N]`), Rust (`os error N`) and Node (`ENAME:`) print them.
 _TEXTS = {
@@ -35,6 +36,17 @@ _TEXTS = {
     b"eperm:": NOT_PERMITTED,
     b" eperm ": NOT_PERMITTED,
     b"device or resource busy": BUSY,
+    b"file exists": EXISTS,
+    b"[errno 17]": EXISTS,
+    b"(os error 17)": EXISTS,
+    b"eexist:": EXISTS,
+    b"is a directory": IS_DIRECTORY,
+    b"[errno 21]": IS_DIRECTORY,
+    b"(os error 21)": IS_DIRECTORY,
+    b"eisdir:": IS_DIRECTORY,
+    b"directory not empty": NOT_EMPTY,
+    b"is not empty": NOT_EMPTY,
+    b"is not an empty directory": NOT_EMPTY,
     b"could not resolve host": NO_NETWORK,
     b"unable to resolve host": NO_NETWORK,
     b"temporary failure in name resolution": NO_NETWORK,
@@ -46,12 +58,14 @@ _TEXTS = {
 }
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
-_QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"|\u2018([^\u2019]+)\u2019|`([^`']+)[`']")
+_QUOTED = re.compile(r"(?<!\w)'([^']+)'|\"([^\"]+)\"|\u2018([^\u2019]+)\u2019|`([^`']+)[`']")
 _QUOTES = "'\"`\u2018\u2019\u201c\u201d"
 # One errno text in several spellings, as in `[Errno 13] Permission denied` and `… (os error 13)`.
 _SPELLINGS = re.compile(
-    r"(?:\[errno (?:1|13|30)\]|e(?:rofs|acces|perm)\b:?|read-only file system|permission denied"
-    r"|operation not permitted|device or resource busy|\(os error (?:1|13|30)\)|\s)+",
+    r"(?:\[errno (?:1|13|17|21|30|39)\]|e(?:rofs|acces|perm|exist|isdir)\b:?|read-only file system"
+    r"|permission denied|operation not permitted|device or resource busy|file (?:already )?exists"
+    r"|is a directory|illegal operation on a directory|directory not empty"
+    r"|\(os error (?:1|13|17|21|30|39)\)|\s)+",
     re.IGNORECASE,
 )
 _ERRNO_NUMBER = re.compile(r"\(\d+: $")  # apt: `(30: Read-only file system)`
@@ -75,6 +89,7 @@ _DEV_TCP = re.compile(r"/dev/(?:tcp|udp)/[^\s:]+$")
 _ELSEWHERE = re.compile(
     r"^\s*(?:remote|scp|sftp|rsync|\S+@[^\s:]+|docker):\s|error response from daemon", re.IGNORECASE
 )
+_WRITES = re.compile(r"can(?:no|')t create|: line \d+: |^tee: |EISDIR.*, open ")
 _PYTHON_ERROR = re.compile(r"^\s*(?:PermissionError|OSError|socket\.error): \[Errno 1\] [A-Za-z ]*$")
 _SOCKET_CALL = re.compile(r"\bsocket\b|\.(?:connect|bind|sendto|create_connection)\(")
 
@@ -139,6 +154,11 @@ class ErrnoText:
     def is_quoted(self) -> bool:
         """Whether the errno text alone is quoted: then the line is *about* the error."""
         return self.before[-1:] in tuple(_QUOTES) and self.after[:1] in tuple(_QUOTES)
+
+    @property
+    def is_about_writing(self) -> bool:
+        """Whether a folder was certainly opened for writing: programs that read one report the same error."""
+        return bool(_WRITES.search(self.line))
 
     @property
     def is_from_elsewhere(self) -> bool:

@@ -46,10 +46,15 @@ most 1 MiB of events that arrive before that answer."""
 
 
 def end_members(process: ManagedProcess) -> bytes:
-    """The extension members of an exit: `,"cause":"…"`, and `,"denial":{…}` of a sandboxed process."""
+    """The extension members of an exit: `,"cause":"…"`, and of a sandboxed process `,"denial":{…}` and
+    `,"endedWithSandbox":{…}`.
+    """
+    members = b',"cause":"%b"' % (process.cause or "unknown").encode()
     denial = process.denial()
-    cause = b',"cause":"%b"' % (process.cause or "unknown").encode()
-    return cause if denial is None else cause + b',"denial":' + msgspec.json.encode(denial)
+    if denial is not None:
+        members += b',"denial":' + msgspec.json.encode(denial)
+    ended = None if process.sandbox is None else process.sandbox.ended_with_sandbox()
+    return members if ended is None else members + b',"endedWithSandbox":' + msgspec.json.encode(ended)
 
 
 class Hold(Enum):

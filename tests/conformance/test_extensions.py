@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.endpoint import Endpoint, SharedServers
-from tests.sandbox.profiles import DISABLED, READ_ONLY, context, unrestricted
-from tests.support.wire import Client, Json, ReplyError, alive, path_uri
+from tests.sandbox.profiles import DISABLED, READ_ONLY, WORKSPACE, context, unrestricted
+from tests.support.wire import PATIENCE, Client, Json, ReplyError, alive, path_uri
 
 
 @pytest.fixture
@@ -146,6 +146,41 @@ def test_a_denial_has_its_evidence(extended: Client, tmp_path: Path) -> None:
     assert [(each["kind"], each["path"]) for each in denial["evidence"]] == [("file", f"{tmp_path}/made")]
     assert "Read-only file system" in denial["evidence"][0]["text"]
     assert process.log.events[-2][1]["denial"] == denial
+
+
+@pytest.mark.statement("X7")
+def test_a_denial_names_the_protected_name(extended: Client, tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    sandbox = context(WORKSPACE, cwd=tmp_path / "ws", roots=[tmp_path / "ws"])
+    process = extended.shell("mkdir .codex", cwd=path_uri(tmp_path / "ws"), sandbox=sandbox).wait_closed()
+    (one,) = process.read()["denial"]["evidence"]
+    guarded = f"{tmp_path}/ws/.codex"
+    assert (one["path"], one["reason"], one["protectedPath"]) == (guarded, "protectedName", guarded)
+    assert not os.listdir(tmp_path / "ws")
+
+
+@pytest.mark.statement("X18", "X4")
+def test_an_exit_names_the_processes_that_ended_with_the_sandbox(
+    client: Client, extended: Client, tmp_path: Path
+) -> None:
+    sandbox = context(WORKSPACE, cwd=tmp_path, roots=[tmp_path])
+    script = """
+        sleep 600 >/dev/null 2>&1 & sleep=$!
+        setsid tail -f /dev/null >/dev/null 2>&1 & tail=$!
+        until grep -q sleep /proc/$sleep/comm && grep -q tail /proc/$tail/comm; do :; done
+    """
+    process = extended.shell(script, sandbox=sandbox).wait_closed()
+    ended = process.read()["endedWithSandbox"]
+    assert (ended["count"], sorted(ended["names"])) == (2, ["sleep", "tail"])
+    assert process.log.events[-2][1]["endedWithSandbox"] == ended
+    for each, more in ((extended, {}), (client, {"sandbox": sandbox})):
+        assert "endedWithSandbox" not in each.shell("sleep 0.1 &", **more).wait_closed().read()
+    nothing = extended.shell("true", sandbox=sandbox).wait_closed()
+    assert "endedWithSandbox" not in nothing.read()
+    killed = extended.shell("sleep 600 & echo up; sleep 600", sandbox=sandbox)
+    killed.wait_output(b"up", PATIENCE)
+    killed.terminate()
+    assert "endedWithSandbox" not in killed.wait_closed().read()
 
 
 @pytest.mark.statement("X7")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.wire import Client, Json, Process, path_uri
+from tests.support.wire import Client, Json, Process, encode, path_uri
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -188,3 +188,70 @@ def test_only_terminals_have_a_size(client: Client) -> None:
         process.wait_closed()
     failure = client.refused("process/resize", {**params, "processId": "nobody"})
     assert (failure.code, failure.message) == (-32600, "unknown process id nobody")
+
+
+# -- long lines
+
+MOST = 4095
+
+
+def ready(client: Client, settings: str, program: str = "exec cat") -> Process:
+    """A program that reads a terminal with these settings."""
+    process = client.shell(f"stty -echo {settings}; printf up; {program}", tty=True)
+    process.wait_output(b"up")
+    return process
+
+
+def write(process: Process, data: bytes, write_id: str, **members: Json) -> Json:
+    """The result of a write, or its error."""
+    params = {"processId": process.id, "chunk": encode(data), "writeId": write_id, **members}
+    reply = process.client.reply(process.client.request("process/write", params))
+    return reply.get("result") or reply["error"]
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("W13")
+def test_a_line_that_a_terminal_would_cut_is_refused_where_that_is_asked_for(client: Client) -> None:
+    process = ready(client, "")
+    accepted = {"status": "accepted"}
+    assert write(process, b"a\n" + b"x" * (MOST + 1) + b"\n", "1", wholeLines=True)["code"] == -32600
+    assert write(process, b"x" * MOST + b"\n", "1", wholeLines=True) == accepted
+    assert write(process, b"y" * (MOST + 5) + b"\nz\n", "2") == accepted
+    process.wait_output(b"up" + b"x" * MOST + b"\r\n" + b"y" * MOST + b"\r\nz\r\n")
+
+
+@pytest.mark.statement("W13")
+def test_a_line_in_several_writes_counts_as_a_whole(client: Client) -> None:
+    process = ready(client, "")
+    accepted = {"status": "accepted"}
+    assert write(process, b"x" * 4000, "1", wholeLines=True) == accepted
+    refused = write(process, b"x" * 96, "2", wholeLines=True)
+    assert "a line of 4096 bytes" in refused["message"]
+    assert write(process, b"x" * 95, "2", wholeLines=True) == accepted
+    assert write(process, b"\n", "3", wholeLines=True) == accepted
+    process.wait_output(b"up" + b"x" * MOST + b"\r\n")
+
+
+@pytest.mark.statement("W13")
+@pytest.mark.parametrize(
+    "special", [b"\x15", b"\x03", b"\x04", b"\x7f"], ids=["kill", "interrupt", "end", "erase"]
+)
+def test_no_line_counts_as_longer_than_it_may_be(client: Client, special: bytes) -> None:
+    process = ready(client, "", "trap : INT; while :; do cat; done")
+    assert write(process, b"x" * 4000, "1", wholeLines=True) == {"status": "accepted"}
+    assert write(process, special + b"x" * 4000 + b"\n", "2", wholeLines=True) == {"status": "accepted"}
+
+
+@pytest.mark.statement("W13")
+def test_a_program_that_reads_raw_gets_lines_of_any_length(client: Client) -> None:
+    process = ready(client, "raw", "exec head -c 100000")
+    assert write(process, b"x" * 100_000, "1", wholeLines=True) == {"status": "accepted"}
+    assert process.wait_closed().output == b"up" + b"x" * 100_000
+
+
+@pytest.mark.statement("W13")
+def test_a_pipe_takes_lines_of_any_length(client: Client) -> None:
+    process = client.start("/usr/bin/head", "-c", "5000", pipeStdin=True)
+    assert write(process, b"x" * 5000, "1", wholeLines=True) == {"status": "accepted"}
+    assert process.wait_closed().output == b"x" * 5000
+    assert write(process, b"", "2", wholeLines="yes")["code"] == -32602

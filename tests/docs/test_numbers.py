@@ -147,6 +147,7 @@ LIMITS: dict[str, list[str | int]] = {
         "execprotocol.limits.REMEMBERED_WRITE_IDS",
         "execserver.spool.records.REMEMBERED_WRITES",
     ],
+    "a line of input": ["execprotocol.limits.MAX_TERMINAL_LINE_BYTES"],
     "kept of a command line": ["execserver.processes.start_options.MAX_KEPT_ARGV"],
     "terminal": [
         "execprotocol.limits.TTY_ROWS",

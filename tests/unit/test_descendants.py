@@ -20,6 +20,7 @@ from execserver import descendants
 from execserver.descendants import (
     find_descendants,
     kill_descendants,
+    names_below,
     set_own_tag,
     signal_descendants,
     tag_of,
@@ -455,4 +456,40 @@ def test_without_a_descriptor_no_process_is_signalled_and_the_caller_is_told(ins
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert process.poll() is None
     assert kill_descendants(instance) == []
+    process.wait()
+
+
+THREADED = """
+import subprocess, sys, threading
+def start():
+    subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
+    over.wait()
+over = threading.Event()
+threading.Thread(target=start).start()
+zombie = subprocess.Popen(["true"])
+import os
+os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+print("go", flush=True)
+"""
+
+
+def test_the_names_below_a_process_are_those_of_all_its_living_descendants(instance: int) -> None:
+    process, _ = start(instance, 1, "sh -c 'sleep 600 & wait' & sleep 600 >/dev/null & echo go; wait")
+    deadline = time.monotonic() + 60
+    while sorted(names_below(process.pid, 100)) != [b"sh", b"sleep", b"sleep"]:
+        assert time.monotonic() < deadline, names_below(process.pid, 100)
+        time.sleep(0.01)
+    assert len(names_below(process.pid, 2)) == 2
+    kill_descendants(instance)
+    process.wait()
+    assert names_below(process.pid, 100) == []
+
+
+def test_a_zombie_has_no_name_and_the_child_of_a_thread_has_one(instance: int) -> None:
+    process, _ = start(instance, 1, f"exec {sys.executable} -I -c '{THREADED}'")
+    deadline = time.monotonic() + 60
+    while (names := names_below(process.pid, 100)) != [b"sleep"]:
+        assert time.monotonic() < deadline, names
+        time.sleep(0.01)
+    kill_descendants(instance)
     process.wait()

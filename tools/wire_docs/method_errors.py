@@ -123,6 +123,11 @@ ERRORS: dict[str, MethodError] = {
         "The process is on a terminal, whose end of file is a byte to write: 0x04 at the start of a line.",
         "has_terminal",
     ),
+    "LineTooLong": MethodError(
+        InvalidRequest,
+        "With `wholeLines`: the terminal would drop a part of a line; nothing was written.",
+        "line_too_long",
+    ),
     "NoTerminal": MethodError(
         InvalidRequest, "The process was started without `tty`, and has no size.", "no_terminal"
     ),
@@ -236,7 +241,7 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
         "SpawnFailed",
     ),
     "process/read": ("UnknownProcess", "ReplyTooLarge", *_OTHERS),
-    "process/write": ("InputGone", *_OTHERS),
+    "process/write": ("LineTooLong", "InputGone", *_OTHERS),
     "process/closeStdin": ("HasTerminal", "InputGone", *_OTHERS),
     "process/resize": ("UnknownProcess", "NoTerminal", *_OTHERS, "NotInteractive"),
     "process/signal": ("SignalDenied", *_OTHERS),

@@ -28,6 +28,7 @@
     ├── PolicyError                policy_error         a file of rules cannot be used
     └── CallFailed                 call_failed          an error response; `wire_code` has its number
         ├── Refused                refused              -32600  the server refuses the request
+        │   └── LineTooLong        line_too_long        -32600  a terminal would cut a line of input
         ├── UnknownMethod          unknown_method       -32601
         ├── InvalidParams          invalid_params       -32602
         ├── SystemFailure          system_failure       -32603  a failed system call, a failed start
@@ -414,6 +415,15 @@ class Refused(CallFailed):
     code = "refused"
 
 
+class LineTooLong(Refused):
+    """A terminal in canonical mode would drop a part of an input line of more than 4,095 bytes.
+
+    Nothing of the request was written. `Process.write` has the ways out.
+    """
+
+    code = "line_too_long"
+
+
 class UnknownMethod(CallFailed):
     """The server has no such method."""
 
@@ -466,6 +476,8 @@ def call_failed(
         data: the details that execserver adds (`docs/protocol.md`, X15).
     """
     kind = _BY_WIRE_CODE.get(wire_code, CallFailed)
+    if data is not None and data.get("code") == LineTooLong.code:
+        kind = LineTooLong
     number = os_error_number(message)
     if number is not None:
         kind = _BY_ERRNO.get((kind, number), kind)

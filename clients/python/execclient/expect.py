@@ -182,9 +182,9 @@ class _Terminal(_SpawnBase):
         self._log(data if self.encoding is None else data.decode("latin-1"), "send")
         return len(data)
 
-    def _type(self, data: bytes) -> None:
+    def _type(self, data: bytes, *, whole_lines: bool = True) -> None:
         self._check_open()
-        self._process.write(data)
+        self._process.write(data, whole_lines=whole_lines)
 
     def _interact(
         self, escape: bytes | None, input_filter: Filter | None, output_filter: Filter | None
@@ -227,7 +227,7 @@ class _Terminal(_SpawnBase):
             continues = False
         if data:
             self._log(data if self.encoding is None else data.decode(self.encoding, "replace"), "send")
-            self._type(data)
+            self._type(data, whole_lines=False)
         return continues
 
 
@@ -388,7 +388,9 @@ class RemoteSpawn(_Terminal):
     def send(self, s: str | bytes) -> int:
         """Type text; returns the number of bytes.
 
-        In canonical mode a terminal accepts lines of at most 4,095 bytes, and drops the rest.
+        Raises:
+            LineTooLong: a line has more than 4,095 bytes, and the terminal is in canonical mode and would
+                drop the rest. Nothing was typed.
         """
         if self.delaybeforesend is not None:
             time.sleep(self.delaybeforesend)

@@ -161,17 +161,26 @@ class Process:
 
     # -- input
 
-    async def write(self, data: bytes | str) -> None:
+    async def write(self, data: bytes | str, *, whole_lines: bool = True) -> None:
         """Write to the standard input; text as UTF-8. Returns when the daemon has accepted all data.
 
         The daemon buffers 64 MiB for a process that does not read; after that this call waits, without limit.
         Accepted data reaches the process once and in order, also after a lost connection.
 
+        Args:
+            data: the input.
+            whole_lines: whether a line that a terminal would cut is an error. A terminal in canonical mode,
+                in which `cat` and `read` get whole lines, takes 4,095 bytes of a line and drops the rest; the
+                prompt of a shell has no such limit. Start the command with `stdin=True` instead of
+                `tty=True`, write the text to a file, or break the line. False is for what a person types.
+
         Raises:
+            LineTooLong: nothing was written, or, of more than 1 MiB, only what the message says.
             StdinUnavailable: the process has no standard input, or has exited.
             NoSuchProcess: the daemon has forgotten the process.
         """
-        await self._input.write(arguments.data(data, "data"))
+        checked = whole_lines and bool(self.tty) and "process/write.wholeLines" in self._session.capabilities
+        await self._input.write(arguments.data(data, "data"), checked=checked)
 
     async def close_stdin(self) -> None:
         """Close the standard input: the process reads the data written before, then end of file.
@@ -234,6 +243,14 @@ class Process:
     def denial(self) -> Mapping[str, Json] | None:
         """Whether the sandbox denied something, with evidence (X7); None while the process runs."""
         return self.output.denial
+
+    @property
+    def ended_with_sandbox(self) -> Mapping[str, Json] | None:
+        """The processes that the command left running and its sandbox ended (X18): `count` and `names`.
+
+        None while the process runs, and if there are none or the server does not report them.
+        """
+        return self.output.ended_with_sandbox
 
     async def wait(self, timeout: float | None = None) -> int:  # noqa: ASYNC109 - the process runs on
         """Wait until the process has exited; its exit code.

@@ -16,6 +16,7 @@ from execclient.connection.connection import Json
 from execclient.deadlines import Deadlines
 from execclient.errors import (
     ExecServerError,
+    LineTooLong,
     NoSuchProcess,
     OutputGap,
     Refused,
@@ -55,11 +56,16 @@ class ProcessInput:
         self._ids = _write_ids()
         self._turn = asyncio.Lock()
 
-    async def write(self, data: bytes) -> None:
-        """As `Process.write`."""
+    async def write(self, data: bytes, *, checked: bool) -> None:
+        """As `Process.write`; `checked`: the daemon refuses a line that the terminal would cut."""
         async with self._turn:
             for start in range(0, len(data), WRITE_BYTES):
-                await self._write(data[start : start + WRITE_BYTES])
+                try:
+                    await self._write(data[start : start + WRITE_BYTES], checked=checked)
+                except LineTooLong as error:
+                    if start:
+                        error.args = (f"{error}; the {start} bytes before were written",)
+                    raise
 
     async def close(self) -> None:
         """As `Process.close_stdin`."""
@@ -67,8 +73,10 @@ class ProcessInput:
         async with self._turn:  # after a write under way
             self._check((await self._session.call("process/closeStdin", self._reference))["status"])
 
-    async def _write(self, piece: bytes) -> None:
+    async def _write(self, piece: bytes, *, checked: bool) -> None:
         params = {**self._reference, "chunk": b64encode(piece).decode(), "writeId": next(self._ids)}
+        if checked:
+            params["wholeLines"] = True
         try:
             status = (await self._patiently("process/write", params))["status"]
         except SystemFailure as error:

@@ -45,7 +45,10 @@ class RunResult:
     aggregated_truncated: int = 0
     """The same for `aggregated`."""
     denial: Mapping[str, Any] | None = None
-    """Whether the sandbox denied the command something, with evidence (`docs/protocol.md`, X7)."""
+    """Whether the sandbox denied the command something, with evidence (`docs/protocol.md`, X7): `likely`, and
+    in `evidence` the `kind` of each sign, its `text`, `path`, `reason` and `protectedPath`."""
+    ended_with_sandbox: Mapping[str, Any] | None = None
+    """The processes that the command left running and its sandbox ended (X18): `count` and `names`."""
 
     @property
     def returncode(self) -> int:
@@ -124,6 +127,8 @@ class Page:
     """Why the sandbox failed before the command began (`docs/protocol.md`, C35)."""
     denial: Mapping[str, Any] | None = None
     """Whether the sandbox denied something, with evidence (`docs/protocol.md`, X7)."""
+    ended_with_sandbox: Mapping[str, Any] | None = None
+    """The processes that the command left running and its sandbox ended (X18)."""
 
     @property
     def data(self) -> bytes:
@@ -146,6 +151,7 @@ class Page:
             cause=result.get("cause"),
             failure=result.get("failure"),
             denial=result.get("denial"),
+            ended_with_sandbox=result.get("endedWithSandbox"),
         )
 
 

@@ -218,7 +218,12 @@ class Run:
         timed_out = cause in TIME_LIMITS
         exit_code = TIMED_OUT if timed_out or inbox.exit_code is None else inbox.exit_code
         result = self._output.result(
-            exit_code, clock() - begin, cause=cause, timed_out=timed_out, denial=inbox.denial
+            exit_code,
+            clock() - begin,
+            cause=cause,
+            timed_out=timed_out,
+            denial=inbox.denial,
+            ended_with_sandbox=inbox.ended_with_sandbox,
         )
         if check and exit_code:
             kind = CommandTimedOut if timed_out else CommandFailed

@@ -96,6 +96,7 @@ class RunOutput:
         cause: str | None = None,
         timed_out: bool = False,
         denial: Mapping[str, Json] | None = None,
+        ended_with_sandbox: Mapping[str, Json] | None = None,
     ) -> RunResult:
         """The result of the command.
 
@@ -121,6 +122,7 @@ class RunOutput:
             stderr_truncated=stderr_truncated,
             aggregated_truncated=aggregated_truncated,
             denial=denial,
+            ended_with_sandbox=ended_with_sandbox,
         )
         if self._gaps:
             known = [gap.lost_bytes for gap in self._gaps if gap.lost_bytes is not None]

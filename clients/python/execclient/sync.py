@@ -408,6 +408,11 @@ class Process:
         """Whether the sandbox denied something, with evidence; None while the process runs."""
         return self._core.denial
 
+    @property
+    def ended_with_sandbox(self) -> Mapping[str, Any] | None:
+        """The processes that the command left running and its sandbox ended: `count` and `names`."""
+        return self._core.ended_with_sandbox
+
     def __iter__(self) -> Iterator[Chunk]:
         return self
 

@@ -40,6 +40,9 @@ numbers. A larger gap is sent as one chunk."""
 
 REMEMBERED_WRITE_IDS = 4096
 
+MAX_TERMINAL_LINE_BYTES = 4095
+"""Of an input line without its end, in canonical mode: the kernel drops the rest (N_TTY_BUF_SIZE)."""
+
 MAX_TIMEOUT_MS = 2**53
 """Of a process: the largest integer that is exact in every JSON reader."""
 

@@ -325,6 +325,14 @@ class DenialEvidence(TypedDict):
     path: NotRequired[str]
     """The path in the line that the policy denies."""
 
+    reason: NotRequired[Literal["protectedName", "readOnly", "noAccess"]]
+    """Of a path. `protectedName`: it is at, in or around a name that is read-only in every writable folder
+    (`.git`, `.agents`, `.codex`, `.aws`), unless an entry makes it writable. `readOnly`: no entry makes it
+    writable. `noAccess`: the entries deny it, or do not allow to read it."""
+
+    protectedPath: NotRequired[str]
+    """The path of the protected name, if that is the reason."""
+
 
 class Denial(TypedDict):
     """Indications that the sandbox stopped a command that failed. A line of output counts only if it
@@ -336,6 +344,18 @@ class Denial(TypedDict):
 
     evidence: list[DenialEvidence]
     """The indications, at most five."""
+
+
+class EndedWithSandbox(TypedDict):
+    """The processes that a command had left running in its sandbox when it exited, and that were ended with
+    it: a sandbox with a pid namespace ends with its command.
+    """
+
+    count: U64
+    """How many; above 100 they are not counted further."""
+
+    names: list[str]
+    """Their different names, as the kernel has them (15 bytes each), at most five."""
 
 
 class ReadParams(Params):
@@ -410,6 +430,9 @@ class ReadResult(TypedDict):
     denial: NotRequired[Annotated[Denial, EXTENSION]]
     """The indications for that. Only for an exited process with a sandbox."""
 
+    endedWithSandbox: NotRequired[Annotated[EndedWithSandbox, EXTENSION]]
+    """The processes that the command had left running. Only if there were any."""
+
     cause: NotRequired[Annotated[ExitCause, EXTENSION]]
     """Why the process ended, once it has: by itself (`normal`), by a signal, by a `process/terminate`, by
     `timeoutMs` or `idleTimeoutMs`, with its session, with the daemon, for lack of memory, or by a limit of
@@ -430,7 +453,7 @@ class WriteParams(Params):
     0x03 interrupts, 0x04 at the start of a line is end of file.
     """
 
-    extension_members = frozenset({"session_id"})
+    extension_members = frozenset({"session_id", "whole_lines"})
 
     process_id: str
     """The `processId` of the `process/start`."""
@@ -442,6 +465,10 @@ class WriteParams(Params):
     """The client's name for this write, not empty. An id that was accepted before is accepted again
     without writing, so that a write can be repeated after a lost connection. The last 4096 ids of a
     process are remembered, and another 4096 of other sessions."""
+
+    whole_lines: bool = False
+    """Whether to refuse a write to a terminal in canonical mode that would drop a part of a line, because the
+    line is longer than 4,095 bytes. Nothing of such a write is queued. Without effect on a pipe."""
 
     session_id: str | None = None
     """The session of the process; null for the connection's own. Another session is accessible only on a
@@ -771,6 +798,9 @@ class ExitedEvent(TypedDict):
 
     denial: NotRequired[Annotated[Denial, EXTENSION]]
     """The indications for that. Only for an exited process with a sandbox."""
+
+    endedWithSandbox: NotRequired[Annotated[EndedWithSandbox, EXTENSION]]
+    """The processes that the command had left running. Only if there were any."""
 
     cause: NotRequired[Annotated[ExitCause, EXTENSION]]
     """Why the process ended: by itself (`normal`), by a signal, by a `process/terminate`, by `timeoutMs`

@@ -154,7 +154,7 @@ def use_processes(witness: Witness) -> None:
     assert witness.refused("process/closeStdin", processId="loud") == -32600
     assert witness.call("process/read", processId="loud", maxBytes=10)["lostBytes"] > 0
     confined = client.process("confined")
-    argv = ["/bin/sh", "-c", "echo x >/forbidden"]
+    argv = ["/bin/sh", "-c", "sleep 60 & echo x >/forbidden"]
     witness.call("process/start", processId="confined", argv=argv, tty=False, sandbox=READ_ONLY, **common)
     confined.wait_closed()
     assert witness.call("process/read", processId="confined")["sandboxDenied"]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import struct
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from execserver.processes.start_obstacle import find_obstacle, require_interpreter
+from execserver.processes.start_obstacle import find_obstacle, require_interpreter, require_lengths
 
 GIB = 1 << 30
 
@@ -64,3 +67,48 @@ def test_the_loader_of_a_program_that_is_missing_is_named(tmp_path: Path) -> Non
     with pytest.raises(FileNotFoundError) as raised:
         require_interpreter(program, "/", lambda _: True)
     assert raised.value.filename == "/no/such/loader"
+
+
+def too_long(argv: Sequence[str], environment: Mapping[str, str]) -> bool:
+    try:
+        require_lengths(argv, environment)
+    except OSError as error:
+        assert error.errno == errno.E2BIG  # noqa: PT017 - no other error is raised
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        ([], {}),
+        (["x" * 131071], {}),
+        (["x" * 131072], {}),
+        (["\u20ac" * 43690], {}),
+        (["\u20ac" * 43691], {}),
+        ([], {"LONG": "x" * 131066}),
+        ([], {"LONG": "x" * 131067}),
+        (["x"] * 200_000, {}),
+        (["x"] * 220_000, {}),
+        (["x" * 100_000] * 20, {}),
+        (["x" * 100_000] * 21, {}),
+        (["x" * 100_000] * 10, {f"V{number}": "x" * 100_000 for number in range(12)}),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_lengths_are_refused_where_the_kernel_refuses_them(
+    arguments: list[str], variables: dict[str, str]
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, hard))
+    argv, environment = ["/bin/true", *arguments], {"PATH": os.environ["PATH"], **variables}
+    try:
+        refused = too_long(argv, environment)
+        try:
+            assert not subprocess.run(argv, env=environment, check=False, timeout=60).returncode
+        except OSError as error:
+            assert (error.errno, refused) == (errno.E2BIG, True)  # noqa: PT017 - or it does not raise
+        else:
+            assert not refused
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from execserver.sandbox.denial import Denial, Evidence, denied, evidence, is_writable
+from execserver.sandbox.denial import Denial, Evidence, StandIns, denied, evidence, is_writable
 from execserver.sandbox.policy import Access, Glob, Policy, Rule
 
 WORKSPACE = Policy(
@@ -280,6 +280,88 @@ def test_landlock_refuses_writes_with_eacces() -> None:
     output = b"touch: cannot touch '/etc/x': Permission denied"
     assert evidence(WORKSPACE, 1, output, "/ws") == Denial()
     assert evidence(WORKSPACE, 1, output, "/ws", landlock=True).likely
+
+
+STAND_INS = StandIns(("/ws/.codex", "/ws/.aws", "/ws/secret-too"), lambda folder: folder == "/ws")
+"""Two protected names and a denied path that are missing, in a folder with nothing else."""
+
+AT_STAND_INS = [
+    ("mkdir: cannot create directory \u2018.codex\u2019: File exists", "/ws/.codex"),
+    ("mkdir: can't create directory '.codex': File exists", "/ws/.codex"),
+    ("mkdir: .codex: File exists", "/ws/.codex"),
+    ("FileExistsError: [Errno 17] File exists: '.aws'", "/ws/.aws"),
+    ("Error: EEXIST: file already exists, mkdir '.codex'", "/ws/.codex"),
+    ("mkdir .aws: file exists", "/ws/.aws"),
+    ("Error: File exists (os error 17): .aws", "/ws/.aws"),
+    ("sh: 1: cannot create .aws: Is a directory", "/ws/.aws"),
+    ("bash: line 1: .aws: Is a directory", "/ws/.aws"),
+    ("tee: .codex: Is a directory", "/ws/.codex"),
+    ("Error: EISDIR: illegal operation on a directory, open '.codex'", "/ws/.codex"),
+    ("bash: line 1: .aws/config: Permission denied", "/ws/.aws/config"),
+    (
+        "fatal: cannot copy '/usr/share/x' to '/ws/.codex/description': Permission denied",
+        "/ws/.codex/description",
+    ),
+    ("Error: EACCES: permission denied, open '/ws/.aws/credentials'", "/ws/.aws/credentials"),
+    ("fatal: destination path '.' already exists and is not an empty directory.", "/ws"),
+    ("abort: destination '/ws' is not empty", "/ws"),
+    ("OSError: [Errno 39] Directory not empty: '/ws'", "/ws"),
+]
+
+
+@pytest.mark.parametrize(("output", "path"), AT_STAND_INS, ids=[text[:60] for text, _ in AT_STAND_INS])
+def test_an_empty_folder_in_place_of_a_missing_name_is_evidence(output: str, path: str) -> None:
+    (one,) = evidence(WORKSPACE, 1, output.encode(), "/ws", stand_ins=STAND_INS).evidence
+    assert (one.kind, one.path, one.reason) == ("file", path, "protectedName")
+    assert one.protected in ("/ws/.codex", "/ws/.aws")
+    assert one.protected.startswith(path) or path.startswith(one.protected)
+    assert evidence(WORKSPACE, 1, output.encode(), "/ws") == Denial(), "without a stand-in it is no denial"
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "mkdir: cannot create directory 'build': File exists",
+        "mkdir: cannot create directory '.codex/x': File exists",
+        "cp: cannot open '.codexrc': Permission denied",
+        "fatal: destination path 'sub' already exists and is not an empty directory.",
+        "fatal: destination path '/home/me' already exists and is not an empty directory.",
+        "rmdir: failed to remove 'build': Directory not empty",
+        "cat: build: Is a directory",
+        "bash: line 1: .codex/x: Is a directory",
+        "grep: .codex: Is a directory",
+        "cat: .aws: Is a directory",
+        "IsADirectoryError: [Errno 21] Is a directory: '.codex'",
+        "the queue is not empty",
+    ],
+)
+def test_what_exists_elsewhere_is_no_denial(output: str) -> None:
+    assert evidence(WORKSPACE, 1, output.encode(), "/ws", stand_ins=STAND_INS) == Denial()
+
+
+def test_a_folder_with_something_else_in_it_is_not_empty_by_itself() -> None:
+    output = b"fatal: destination path '.' already exists and is not an empty directory."
+    full = StandIns(STAND_INS.paths, lambda _: False)
+    assert evidence(WORKSPACE, 1, output, "/ws", stand_ins=full) == Denial()
+
+
+@pytest.mark.parametrize(
+    ("output", "reason", "protected"),
+    [
+        ("rm: cannot remove '.git/HEAD': Read-only file system", "protectedName", "/ws/.git"),
+        ("mv: cannot move '.agents' to 'x': Device or resource busy", "protectedName", "/ws/.agents"),
+        ("touch: cannot touch '/tmp/.aws/x': Read-only file system", "protectedName", "/tmp/.aws"),
+        ("touch: cannot touch '/etc/x': Read-only file system", "readOnly", None),
+        ("touch: cannot touch 'vendor/x': Read-only file system", "readOnly", None),
+        ("cat: secret/key: Permission denied", "noAccess", None),
+        ("cat: a/.env: Permission denied", "noAccess", None),
+        ("mkdir: cannot create directory 'secret-too': File exists", "readOnly", None),
+    ],
+)
+def test_the_reason_of_a_denied_path_is_named(output: str, reason: str, protected: str | None) -> None:
+    (one,) = evidence(WORKSPACE, 1, output.encode(), "/ws", stand_ins=STAND_INS).evidence
+    assert (one.reason, one.protected) == (reason, protected)
+    assert one.as_json().get("protectedPath") == protected
 
 
 @pytest.mark.parametrize(

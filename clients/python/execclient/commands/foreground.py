@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from signal import Signals as SignalNumber
@@ -138,12 +139,14 @@ class Foreground:
             Detached: the keys were typed.
         """
         source = StandardInput()
+        # A person sees that a terminal cuts what is typed; a file must arrive whole.
+        whole_lines = not os.isatty(0)
         last = b"\n"
         with suppress(StdinUnavailable, NoSuchProcess):  # like a pipe whose reader is gone
             while data := await source.read():
                 last = data[-1:]
                 passed, is_detached = keys.feed(data) if keys else (data, False)
-                await self._process.write(passed)
+                await self._process.write(passed, whole_lines=whole_lines)
                 if is_detached:
                     raise Detached
             await at_end(last == b"\n")

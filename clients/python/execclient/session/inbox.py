@@ -71,6 +71,7 @@ class Inbox:
         """Whether the client sent SIGTERM for that reason."""
         self.broken_sandbox: str | None = None
         self.denial: Mapping[str, Json] | None = None
+        self.ended_with_sandbox: Mapping[str, Json] | None = None
         self.closed = False
         self.failure: ExecServerError | None = None
         self.clock: Callable[[], float] | None = None
@@ -282,6 +283,7 @@ class Inbox:
             cause = self.forced_cause
         self.exit_code, self.cause = exit_code_of(code, cause), cause
         self.denial = params.get("denial") or self.denial
+        self.ended_with_sandbox = params.get("endedWithSandbox") or self.ended_with_sandbox
         self.broken_sandbox = params.get("failure") or self.broken_sandbox
 
     def _keep(self, piece: Piece) -> None:

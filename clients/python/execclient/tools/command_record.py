@@ -119,7 +119,13 @@ def _failure(
 
 
 def _denial_text(evidence: list[dict[str, str]]) -> str:
-    shown = "; ".join(str(item.get("path") or item.get("text") or item.get("kind")) for item in evidence)
+    found = dict.fromkeys(
+        f"{item['protectedPath']} is protected"
+        if "protectedPath" in item
+        else str(item.get("path") or item.get("text") or item.get("kind"))
+        for item in evidence
+    )
+    shown = "; ".join(found)
     what = f"the sandbox was in its way: {shown}" if shown else "the sandbox was in its way"
     return f"{what}; its policy can permit more, or a call that asks for require_escalated be approved"
 

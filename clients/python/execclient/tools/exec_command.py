@@ -86,7 +86,7 @@ async def _run(
         )
         return record if refusal.before else record.with_text(exec_text.rejected(str(refusal)))
     except NOT_STARTED as error:
-        start = start_failure(error, trace, call.tool, context)
+        start = start_failure(error, trace, call, context)
         record = failed(begun_record(call, trace, runtime.env, loop.time() - began), "io", start.message)
         return record.with_text(start.with_reason(start.text or exec_text.not_started(start.message)))
     record = begun_record(call, trace, runtime.env, runtime.seconds)

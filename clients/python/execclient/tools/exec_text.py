@@ -11,6 +11,7 @@ Rules kept in this file:
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from execclient.tools.truncation import Budget, Snapshot, count_lines, count_tokens, truncate
@@ -33,6 +34,53 @@ _SESSION_WARNING = (
     "Warning: {count} command sessions are open, and at most {limit} can be. Finish or reuse some: above "
     "that, the one that was left alone longest is ended."
 )
+
+
+DENIALS = {
+    "protectedName": "the sandbox has denied a change of {paths}. A file or folder of this name directly in "
+    "a writable folder is protected, because programs outside of the sandbox run its hooks or trust its "
+    "settings. In place of a missing one, a command sees an empty read-only folder.",
+    "readOnly": "the sandbox has denied writing to {paths}, which is outside of the writable folders.",
+    "noAccess": "the sandbox gives no access to {paths}.",
+    "network": "the sandbox has no network.",
+    "signal": "the sandbox forbids a system call of the command.",
+}
+"""By the reason of a denial, or its kind."""
+
+ASK_TO_ESCALATE = (
+    'If this is needed, call {tool} again with sandbox_permissions "require_escalated" and a justification: '
+    "the user is asked to let the command run without the sandbox."
+)
+TELL_THE_USER = (
+    "You cannot ask for more permissions here: work without it, or tell the user what has to be permitted."
+)
+
+KEEP_IN_FOREGROUND = (
+    "Start a server with exec_command in the foreground, without &: the answer has a session ID, the server "
+    "runs on, and write_stdin shows its further output."
+)
+KEEP_BY_ESCALATION = (
+    "Use them within one command, or call {tool} with sandbox_permissions "
+    '"require_escalated" and a justification: without the sandbox they run on.'
+)
+KEEP_IN_ONE_COMMAND = "Use them within one command."
+
+TOO_LONG = "Instead, write the script to a file in parts, with one call for each, and run the file."
+
+NO_PATCH_PROGRAM = (
+    "Warning: the patch was not applied: there is no program apply_patch. Other parts of the command may "
+    "have run. {advice}"
+)
+PATCH_BY_TOOL = "Call the tool apply_patch, with the patch as its input."
+PATCH_BY_ARGUMENTS = 'Rerun as ["apply_patch", "<patch>"]'
+PATCH_BY_SCRIPT = (
+    "Rerun with nothing but the patch, in this form: apply_patch <<'EOF', the lines of the patch, EOF. "
+    "Only `cd DIRECTORY &&` may come before it."
+)
+
+
+_COUNTED = 100
+"""The number of processes up to which a server counts."""
 
 
 class Shown(NamedTuple):
@@ -202,6 +250,14 @@ def unknown_session(session_id: int | str) -> str:
     return f"write_stdin failed: Unknown process id {session_id}"
 
 
+def line_too_long(message: str) -> str:
+    """The text for input with a line that the terminal would cut."""
+    return (
+        f"write_stdin failed: {message}. Break the line, or write the text to a file and let the program "
+        "read it."
+    )
+
+
 def unsupported_call(name: str, *, custom: bool = False) -> str:
     """The text for a call of an unknown tool; `custom` for a call with text instead of arguments."""
     return f"unsupported {'custom tool ' if custom else ''}call: {name}"
@@ -215,6 +271,27 @@ def retry_refused(reason: str) -> str:
 def session_warning(count: int, limit: int) -> str:
     """The warning for a model that leaves its sessions open."""
     return _SESSION_WARNING.format(count=count, limit=limit)
+
+
+def ended_with_sandbox(count: int, names: Sequence[str], advice: str) -> str:
+    """The warning about processes that a command left running, and that its sandbox ended.
+
+    Args:
+        count: how many; the server counts up to 100.
+        names: their different names, not all if there are many.
+        advice: how to keep them.
+    """
+    amount = (
+        "1 process"
+        if count == 1
+        else f"{count} processes"
+        if count < _COUNTED
+        else f"{count} or more processes"
+    )
+    return (
+        f"Warning: {amount} left running by the command ({', '.join(names)}) ended with it, because its "
+        f"sandbox ends with the command. {advice}"
+    )
 
 
 # -- quoting

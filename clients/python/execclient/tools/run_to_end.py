@@ -36,6 +36,7 @@ from execclient.tools.exec_text import (
     ran_within_sandbox,
     retry_refused,
 )
+from execclient.tools.notes import notes, start_note
 from execclient.tools.result import CallRecord, failed
 
 NOT_STARTED = (CallFailed, CallTimeout, ConnectionLost, Unsupported)
@@ -66,7 +67,7 @@ async def run_to_end(context: CallContext, call: CommandCall, *, gently: bool = 
         record = begun_record(call, trace, runtime.env, loop.time() - began)
         return failed(record, "rejected", str(refusal), terminal=True)
     except NOT_STARTED as error:
-        start = start_failure(error, trace, call.tool, context)
+        start = start_failure(error, trace, call, context)
         record = replace(
             begun_record(call, trace, runtime.env, loop.time() - began), exit_code=start.exit_code
         )
@@ -102,7 +103,9 @@ class StartFailure(NamedTuple):
         return separator.join(filter(None, (text, self.reason)))
 
 
-def start_failure(error: ExecServerError, trace: Trace, tool: str, context: CallContext) -> StartFailure:
+def start_failure(
+    error: ExecServerError, trace: Trace, call: CommandCall, context: CallContext
+) -> StartFailure:
     """The report on one of `NOT_STARTED`. It does not deny that the command has run if that is unknown.
 
     With parity it has only the reference's text, without the cause.
@@ -111,11 +114,13 @@ def start_failure(error: ExecServerError, trace: Trace, tool: str, context: Call
     code: int | None = NOT_FOUND if message.endswith(NO_SUCH_FILE) else NOT_RUN
     text = None
     if isinstance(error, OutcomeUnknown | CallTimeout):
-        text, code = may_have_run(message, tool=tool), None
+        text, code = may_have_run(message, tool=call.tool), None
     if len(trace.attempts) > 1:
         text, code = ran_within_sandbox(text or f"failed to start: {message}"), None
-    reason = error.reason if isinstance(error, CallFailed) and not context.services.policy.parity else None
-    return StartFailure(message, text, code, reason or "")
+    reasons: list[str] = []
+    if isinstance(error, CallFailed) and not context.services.policy.parity:
+        reasons += filter(None, [error.reason, start_note(context, call, error)])
+    return StartFailure(message, text, code, "\n".join(reasons))
 
 
 async def intercept_call(context: CallContext, call: CommandCall) -> CallRecord | None:
@@ -139,6 +144,8 @@ def _shown(
     if session.failure is not None or session.process.failure is not None:
         parts = [text, record.failure.message] if record.failure is not None else [text]
         text = "\n".join(filter(None, parts))
+    denied = record.failure is not None and record.failure.kind == "denied"
+    context.warnings.extend(notes(context, runtime.call, session, text, denied=denied))
     if any(lost):
         context.warnings.append(lost_output(lost.size, more=lost.more))
     text = "\n".join([*context.warnings, text])

@@ -11,6 +11,7 @@ from dataclasses import replace
 from execclient.tools import exec_text
 from execclient.tools.command_record import ended_record, new_chunk_id
 from execclient.tools.context import CallContext, ToolSession
+from execclient.tools.notes import notes
 from execclient.tools.result import CallRecord
 from execclient.tools.session_table import Commit
 from execclient.tools.terminal_text import TerminalText
@@ -78,6 +79,8 @@ async def _answer(
     if finished:
         context.services.sessions.release(number, session)
         record = ended_record(record, process, confined=session.confined)
+        denied = record.failure is not None and record.failure.kind == "denied"
+        context.warnings.extend(notes(context, session.call, process, output.text(), denied=denied))
     else:
         record = replace(record, process_id=process.process.id, session=str(number))
     text, aggregated = exec_text.show(output, budget), output.text()

@@ -280,6 +280,8 @@ class TerminalText:
         """Echoes that came without a prompt. A shell repeats input that was typed ahead behind its prompt."""
         self._typing = ""
         """Typed input without an end of the line."""
+        self._before_typing: tuple[str, tuple[tuple[_Echo, ...], ...]] = ("", ())
+        """`_typing` and `_expected` before the last input."""
         self._standing = ""
         """The part of the unfinished line that was shown or left out."""
         self._prompt = ""
@@ -287,6 +289,7 @@ class TerminalText:
 
     def typed(self, chars: str) -> None:
         """Note input of the terminal, before the output that follows is cleaned."""
+        self._before_typing = self._typing, tuple(self._expected)
         for char in _TYPED_SEQUENCE.sub("", chars):
             if char in "\r\n":
                 self._expect(self._typing)
@@ -299,6 +302,11 @@ class TerminalText:
                 self._typing = ""
             elif char >= " " or char == "\t":
                 self._typing += char
+
+    def take_back(self) -> None:
+        """The input of the last call of `typed` was refused: expect no echo of it."""
+        self._typing, expected = self._before_typing
+        self._expected = deque(expected)
 
     def clean(self, output: bytes, *, ended: bool = False) -> str:
         """Clean the output since the last call; lines end with a newline alone.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
-from execclient.errors import ConnectionLost, ExecutorClosed, NoSuchProcess, StdinUnavailable
+from execclient.errors import ConnectionLost, ExecutorClosed, LineTooLong, NoSuchProcess, StdinUnavailable
 from execclient.govern.approvals import ApprovalCache, ApprovalRequest
 from execclient.govern.orchestrator import ask
 from execclient.govern.policy.decision import command_line
@@ -98,7 +98,7 @@ class WriteStdinHandler(FunctionHandler[WriteStdinArguments]):
 
 
 async def _write(session: ToolSession, data: str) -> None:
-    process = session.exec.process
+    process, parity = session.exec.process, session.call.policy.parity
     if not session.call.params.tty:
         if data != INTERRUPT:
             raise RespondToModel(exec_text.STDIN_CLOSED)
@@ -106,7 +106,12 @@ async def _write(session: ToolSession, data: str) -> None:
         async with session.turn:
             session.terminal.typed(data)
     try:
-        await (process.write(data) if session.call.params.tty else process.interrupt())
+        tty = session.call.params.tty
+        await (process.write(data, whole_lines=not parity) if tty else process.interrupt())
+    except LineTooLong as error:
+        if session.terminal is not None:
+            session.terminal.take_back()
+        raise RespondToModel(exec_text.line_too_long(error.message)) from error
     except (StdinUnavailable, NoSuchProcess):
         # The command has just ended: the answer has its exit code.
         if not await session.exec.collect(ENDING_SECONDS):
