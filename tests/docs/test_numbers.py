@@ -132,7 +132,12 @@ LIMITS: dict[str, list[str | int]] = {
         "execserver.rpc.admission.MAX_PENDING_BYTES",
         "execserver.rpc.flow_control.MAX_UNSENT_BYTES",
     ],
-    "detached session": [f"{_SETTINGS}.session_ttl", f"{_SETTINGS}.process_ttl"],
+    "detached session;": [f"{_SETTINGS}.session_ttl", f"{_SETTINGS}.process_ttl"],
+    "detached session at the request": [f"{_SETTINGS}.max_session_ttl"],
+    "forgotten processes": [
+        "execserver.spool.forgotten.KEPT_OF_A_REASON",
+        24,
+    ],
     "output kept: a process": [
         f"{_SETTINGS}.retained_output_bytes",
         "execserver.processes.output_log.MAX_CHUNKS",

@@ -34,6 +34,7 @@ VALID: dict[str, dict[str, Any]] = {
     "environment/status": {},
     "rpc.discover": {},
     "server/health": {},
+    "session/setTtl": {"ttlMs": 1},
     "session/end": {},
     "environmentConfig/read": {
         "cwd": "file:///tmp",
@@ -71,6 +72,7 @@ VALID: dict[str, dict[str, Any]] = {
     "process/read": {"processId": "p", "afterSeq": 0, "maxBytes": 1, "waitMs": 2, "sessionId": "s"},
     "process/write": {"processId": "p", "chunk": "eA==", "writeId": "w", "sessionId": "s"},
     "process/list": {"sessionId": "s", "allSessions": True, "argv": True},
+    "process/listForgotten": {"processId": "p"},
     "process/subscribe": {"sessionId": "s", "processId": "p", "afterSeq": 1, "interactive": True},
     "process/unsubscribe": {"sessionId": "s", "processId": "p"},
     "process/signal": {"processId": "p", "signal": "SIGRTMIN+30", "scope": "leader", "sessionId": "s"},
