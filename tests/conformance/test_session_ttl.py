@@ -35,7 +35,7 @@ def forgotten(client: Client, process_id: str | None = None) -> list[Json]:
 def forgotten_soon(endpoint: Endpoint, process_id: str) -> Json:
     """The one entry of a process whose session is about to end."""
     client = endpoint.connect()
-    assert eventually(lambda: forgotten(client, process_id), PATIENCE)
+    assert eventually(lambda: bool(forgotten(client, process_id)), PATIENCE)
     (entry,) = forgotten(client, process_id)
     return entry
 
