@@ -79,7 +79,8 @@ class ObservingHandlers:
 
     def list_forgotten(self, caller: Caller, params: ListForgottenParams) -> ListForgottenResult:
         """List processes that are no longer kept."""
-        require_proof(caller, "process/listForgotten")
+        # The same access as to processes that are still kept (`sessions/access.py`).
+        session = None if caller.peer_proof is not None else caller.session.id
         now = time.time_ns() // 1_000_000
         wanted = params.process_id
         return {
@@ -96,7 +97,7 @@ class ObservingHandlers:
                     "cause": cast("ExitCause | None", each.cause),
                 }
                 for each in self._executor.forgotten.recent()
-                if wanted is None or each.process_id == wanted
+                if wanted in (None, each.process_id) and session in (None, each.session)
             ]
         }
 

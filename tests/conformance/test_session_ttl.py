@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.endpoint import Endpoint
+from tests.conformance.test_other_sessions import TOKEN
 from tests.conformance.test_sessions import resume
 from tests.conformance.test_survive import kill_server, without_server
 from tests.faults.service import eventually
@@ -241,10 +242,38 @@ def test_a_session_whose_time_is_over_while_there_is_no_server_is_known_after_it
     assert wait_gone(pid)
 
 
-@pytest.mark.transports("stdio", "ws", "relay")
+@pytest.mark.transports("ws", "relay")
 @pytest.mark.statement("L16", "L6")
-def test_an_unknown_peer_learns_of_no_forgotten_process(client: Client) -> None:
-    for params in ({}, {"processId": "x"}):
-        failure = client.refused("process/listForgotten", params)
-        assert failure.code == -32600
-        assert "--ws-auth" in failure.message
+def test_an_unknown_peer_learns_of_the_forgotten_processes_of_its_own_session_only(
+    endpoint: Endpoint,
+) -> None:
+    endpoint = endpoint.private("--process-ttl", "0.2")
+    own, other = endpoint.connect(), endpoint.connect()
+    for client, name in ((own, "own"), (other, "other")):
+        client.shell("exit 5", processId=name).wait_closed()
+        assert eventually(lambda client=client: bool(forgotten(client)), PATIENCE)  # type: ignore[misc]
+    assert [(each["processId"], each["exitCode"]) for each in forgotten(own)] == [("own", 5)]
+    assert not forgotten(own, "other")
+    other.call("session/setTtl", {"ttlMs": 1})
+    pid = pid_of(other, other.start("/bin/sleep", "300", processId="expired").id)
+    other.close()
+    assert wait_gone(pid)
+    assert not forgotten(own, "expired")
+
+
+@pytest.mark.transports("ws")
+@pytest.mark.statement("L16", "L6")
+def test_a_peer_with_credentials_learns_of_all_forgotten_processes(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    server = endpoint.private("--ws-auth", "capability-token", "--ws-token-file", str(token)).server
+    with (
+        server.connect({"Authorization": f"Bearer {TOKEN}"}) as owner,
+        server.connect({"Authorization": f"Bearer {TOKEN}"}) as other,
+    ):
+        owner.start("/bin/sleep", "300", processId="of-another")
+        owner.call("session/end")
+        assert [each["reason"] for each in forgotten(other, "of-another")] == ["sessionEnded"]

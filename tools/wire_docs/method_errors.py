@@ -240,7 +240,6 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
     "process/signal": ("SignalDenied", *_OTHERS),
     "process/terminate": _OTHERS,
     "process/list": _OTHERS,
-    "process/listForgotten": ("OtherSessionRefused",),
     "session/setTtl": ("TtlAboveLimit",),
     "process/subscribe": ("UnknownProcess", *_OTHERS, "OwnProcess", "UnknownSeq"),
     "fs/readFile": (*_PATH, "NotAFile", "TooLarge", "ReplyTooLarge", *_SYSTEM),

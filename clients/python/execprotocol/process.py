@@ -656,8 +656,9 @@ class ListResult(TypedDict):
 class ListForgottenParams(Params):
     """List processes that the daemon no longer keeps: why, since when, and how they ended.
 
-    Only over a Unix socket, or over WebSocket with `--ws-auth`: the processes may be of other sessions. The
-    daemon remembers the newest 1,000 of each `reason` for a day, as long as the service runs.
+    Those of all sessions over a Unix socket, or over WebSocket with `--ws-auth`, else those of the
+    connection's own session. The daemon remembers the newest 1,000 of each `reason` for a day, as long as the
+    service runs.
     """
 
     process_id: str | None = None
