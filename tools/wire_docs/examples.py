@@ -245,6 +245,9 @@ EXAMPLES = (
         {"ttlMs": 28800000},
         {"sessionTtlMs": 28800000},
     ),
+    Example(
+        "process/listForgotten", "ask for a process that never was", {"processId": "2"}, {"processes": []}
+    ),
     Example("session/end", "be done", {}, {}),
 )
 

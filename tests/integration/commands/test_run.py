@@ -152,7 +152,7 @@ def test_stopping_us_stops_nothing_there(execserver: CommandLine) -> None:
         (["attach", "nobody"], 125, "no process nobody"),
         (["attach", "--detach-keys", "ctrl-1", "x"], 2, "no key"),
         (["logs", "nobody"], 125, "no process nobody"),
-        (["kill", "nobody"], 1, "nobody: no such process"),
+        (["kill", "nobody"], 1, "nobody: no process nobody"),
         (["kill", "-s", "NOPE", "x"], 2, "no signal: NOPE"),
         (["cp", "a", "b"], 2, "one of the two paths must be on the daemon"),
         (["cp", ":nothing", "b"], 125, "No such file"),

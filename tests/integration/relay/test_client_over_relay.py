@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -180,6 +181,39 @@ async def test_a_program_that_only_asks_for_a_session_does_not_take_it_from_the_
         assert not asking.done()
         assert owner.recoveries == 0
         asking.cancel()
+
+
+# -- commands that are left
+
+
+def test_a_detached_command_is_found_again_by_its_id(relay: RelayService, tmp_path: Path) -> None:
+    place = Place(relay, "left", new_tokens(relay, "left"))
+    state = {"XDG_STATE_HOME": str(tmp_path)}
+    script = "echo here; read -r line; echo got $line; exit 5"
+    with place.executor("--session-ttl", "0.3"):
+        done = place.command("run", "--detach", "--ttl", "8h", "-t", "sh", "-c", script, **state)
+        process = done.stdout.decode().strip()
+        assert b"keeps running for 8 h" in done.stderr
+        gone = place.command("run", "--detach", "sleep", "300", **state).stdout.decode().strip()
+        # Through a relay the session is the only way to a process.
+        assert b"`run --detach`" in place.command("logs", process, XDG_STATE_HOME="/nowhere").stderr
+
+        deadline = time.monotonic() + PATIENCE
+        while (listed := place.command("ps", **state)).stdout.decode().count(gone):
+            assert time.monotonic() < deadline
+        assert [row.split()[0] for row in listed.stdout.decode().splitlines()[1:]] == [process]
+        assert place.command("logs", process, **state).stdout == b"here\r\n"
+        attached = place.command("attach", "--since-seq", "0", process, data=b"typed\n", **state)
+        assert (attached.returncode, b"got typed" in attached.stdout) == (5, True)
+        assert (
+            place.command("kill", process, **state).stderr
+            == f"execserver: {process}: has already exited\n".encode()
+        )
+    with place.executor():
+        done = place.command("logs", process, **state)
+        assert done.returncode == 125
+        assert f"process {process} was started".encode() in done.stderr
+        assert b"8 h without a client" in done.stderr
 
 
 # -- as over anything else

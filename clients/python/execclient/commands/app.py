@@ -10,6 +10,7 @@ import typer
 
 from execclient.commands import completion
 from execclient.commands.daemon import DaemonOptions
+from execclient.commands.durations import parse_duration
 from execclient.commands.failures import perform
 from execclient.commands.foreground import DEFAULT_DETACH_KEYS, parse_detach_keys
 from execclient.commands.streams import open_missing
@@ -83,6 +84,14 @@ def run(
         typer.Option(metavar="S", min=0.001, help="Kill the command after S seconds; exit status 124."),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Print the ID and leave it running.")] = False,
+    ttl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="T",
+            help="With --detach: end it after T without a client, such as 90s, 15m, 8h, 2d. Default: the "
+            "daemon's --session-ttl, 80 s.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a command as if it were a local one.
@@ -91,6 +100,12 @@ def run(
     """
     from execclient.commands import run as running
 
+    try:
+        seconds = None if ttl is None else parse_duration(ttl)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--ttl") from error
+    if seconds is not None and not detach:
+        raise typer.BadParameter("it goes with --detach only", param_hint="--ttl")
     options = running.RunOptions(
         argv=command,
         cwd=cwd,
@@ -98,6 +113,7 @@ def run(
         tty=tty,
         stdin=not no_stdin and not detach,
         timeout=timeout,
+        ttl=seconds,
         as_json=as_json,
     )
     start = running.detach if detach else running.run

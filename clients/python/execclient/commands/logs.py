@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import AsyncExitStack
 
 from execclient import Executor, Refused
-from execclient.commands.daemon import DaemonOptions, Listed, find
+from execclient.commands.daemon import DaemonOptions, Listed, Processes
 from execclient.commands.failures import OUTPUT_CLOSED, CommandExit, print_message
 from execclient.commands.signals import Signals
 from execclient.commands.streams import OutputWriter
@@ -29,8 +30,8 @@ async def logs(
     as_json: bool,
 ) -> int:
     """Print the retained output of a process, and with `follow` new output until the process ends."""
-    async with daemon.connect() as executor:
-        process = await find(executor, process_id, session_id)
+    async with AsyncExitStack() as stack:
+        executor, process = await Processes(daemon, stack).find(process_id, session_id)
         output = OutputWriter()
         with Signals() as signals:
             printing = _print(executor, process, output, follow=follow, since_seq=since_seq, as_json=as_json)

@@ -6,17 +6,17 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 
-from execclient.commands.daemon import DaemonOptions, Listed, listing
+from execclient.commands.daemon import DaemonOptions, Listed, Processes
+from execclient.commands.durations import duration
 from execclient.commands.terminal import printable
-
-_UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
 
 async def ps(daemon: DaemonOptions, *, ended: bool, argv: bool, as_json: bool) -> int:
     """Print the processes of all sessions, the oldest first; with `ended`, those that ended, too."""
-    async with daemon.connect() as executor:
-        processes = await listing(executor, argv=argv)
+    async with AsyncExitStack() as stack:
+        processes = await Processes(daemon, stack).all(argv=argv)
     shown = [each for each in processes if ended or each["state"] == "running"]
     if as_json:
         print(json.dumps(shown, indent=2), flush=True)
@@ -55,14 +55,6 @@ def state(process: Listed) -> str:
     return f"exited {process['exitCode']}" + (
         f" ({cause})" if cause not in (None, "normal", "signal") else ""
     )
-
-
-def duration(seconds: float) -> str:
-    """A duration for people: 0.3 s, 42 s, 3 min, 5 h, 12 d."""
-    for unit, length in _UNITS:
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def amount(count: float) -> str:

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 
 from execclient import ConnectionFailed, DaemonNotRunning, SystemFailure, UntrustedServer
+from execclient.commands.durations import duration, parse_duration, setting
 from execclient.commands.failures import CommandExit, perform, start_failure
 from execclient.commands.kill import signal_name
-from execclient.commands.ps import amount, duration
+from execclient.commands.ps import amount
 
 
 @pytest.mark.parametrize(
@@ -14,6 +15,33 @@ from execclient.commands.ps import amount, duration
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.3, "0.3 s"), (80, "80 s"), (9000, "2 h 30 min"), (28800, "8 h"), (90061, "1 d 1 h"), (604800, "7 d")],
+)
+def test_settings_are_not_rounded_to_one_unit(seconds: float, text: str) -> None:
+    assert setting(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *[("90", 90), ("90s", 90), ("15m", 900), ("15min", 900), ("8h", 28800), ("2d", 172800)],
+        *[("0.5s", 0.5), ("1.5 h", 5400), (" 8h ", 28800)],
+    ],
+)
+def test_a_duration_is_a_number_with_a_unit(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "h", "8 hours", "-1", "1e3", "8H", "0", "0s", "nan", "inf", "8h30m", "٨h", "1.h", "80 s s"]
+)
+def test_another_text_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="is no duration"):
+        parse_duration(text)
 
 
 @pytest.mark.parametrize(
