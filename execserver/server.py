@@ -169,7 +169,7 @@ class Server:
         self._watch_supervisor()
         recovery, recovered = self._take_over()
         executor = self._executor = self._make_executor(recovery)
-        sessions = SessionRegistry(executor, self._config.session_ttl)
+        sessions = SessionRegistry(executor, self._config.session_ttl, self._config.max_session_ttl)
         if recovered is not None:
             takeover = Takeover(executor, self._sandboxes, recovered)
             sessions.inherit(takeover)

@@ -1,4 +1,5 @@
-"""`initialize`, `session/end` and `rpc.discover`: the requests about the connection and the protocol itself.
+"""`initialize`, `session/setTtl`, `session/end` and `rpc.discover`: the requests about the connection, its
+session and the protocol itself.
 
 `docs/protocol.md`, "Handshake and sessions" and "Standard JSON-RPC"; either dialect answers `rpc.discover`.
 """
@@ -16,7 +17,7 @@ from execserver.sessions.registry import SessionRegistry
 
 if TYPE_CHECKING:
     from execprotocol.environment import NoParams
-    from execprotocol.handshake import InitializeParams, InitializeResult
+    from execprotocol.handshake import InitializeParams, InitializeResult, SetTtlParams, SetTtlResult
 
 
 EXTENSIONS_VERSION = 1
@@ -43,13 +44,22 @@ def handlers(sessions: SessionRegistry, host: Host) -> Handlers:
             "sessionId": session.id,
             "environmentInfo": extended_info,
             "extensions": {"execserver": EXTENSIONS_VERSION},
-            "sessionTtlMs": round(sessions.ttl * 1000),
+            "sessionTtlMs": sessions.ttl_ms(session),
         }
+
+    def set_ttl(caller: Caller, params: SetTtlParams) -> SetTtlResult:
+        sessions.set_ttl(caller.session, params.ttl_ms)
+        return {"sessionTtlMs": sessions.ttl_ms(caller.session)}
 
     def end(caller: Caller, params: NoParams) -> Awaitable[Encoded]:
         return _end(caller, sessions.end(caller.session))
 
-    return {"initialize": initialize, "session/end": end, "rpc.discover": discover}
+    return {
+        "initialize": initialize,
+        "session/setTtl": set_ttl,
+        "session/end": end,
+        "rpc.discover": discover,
+    }
 
 
 async def _end(caller: Caller, ending: Awaitable[None]) -> Encoded:

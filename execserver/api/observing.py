@@ -1,4 +1,5 @@
-"""`process/list`, `process/subscribe`, `process/unsubscribe`: the processes of all sessions.
+"""`process/list`, `process/listForgotten`, `process/subscribe`, `process/unsubscribe`: the processes of all
+sessions.
 
 `docs/protocol.md`, "Processes of other sessions".
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from execprotocol.errors import InvalidParams, InvalidRequest
 from execserver.processes.executor import Executor
@@ -21,6 +22,9 @@ from execserver.sessions.registry import SessionRegistry
 if TYPE_CHECKING:
     from execprotocol.filesystem import Empty
     from execprotocol.process import (
+        ExitCause,
+        ListForgottenParams,
+        ListForgottenResult,
         ListParams,
         ProcessEntry,
         SubscribeParams,
@@ -39,12 +43,14 @@ class ObservingHandlers:
 
     def __init__(self, executor: Executor, sessions: SessionRegistry) -> None:
         self._sessions = sessions
+        self._executor = executor
         self._meter = Meter(executor.usage)
 
     def table(self) -> Handlers:
         """Method name → handler."""
         return {
             "process/list": self.list,
+            "process/listForgotten": self.list_forgotten,
             "process/subscribe": self.subscribe,
             "process/unsubscribe": self.unsubscribe,
         }
@@ -70,6 +76,30 @@ class ObservingHandlers:
                 entry = _entry(process, usage.get(process.number), with_argv=params.argv)
                 entries.append(encode_json(entry))
         return Encoded(b'{"processes":[%b]}' % b",".join(entries))
+
+    def list_forgotten(self, caller: Caller, params: ListForgottenParams) -> ListForgottenResult:
+        """List processes that are no longer kept."""
+        # The same access as to processes that are still kept (`sessions/access.py`).
+        session = None if caller.peer_proof is not None else caller.session.id
+        now = time.time_ns() // 1_000_000
+        wanted = params.process_id
+        return {
+            "processes": [
+                {
+                    "processId": each.process_id,
+                    "sessionId": each.session,
+                    "reason": each.reason,
+                    "startedAtMs": each.started_at_ms,
+                    "atMs": each.at_ms,
+                    "agoMs": max(0, now - each.at_ms),
+                    "sessionTtlMs": each.session_ttl_ms,
+                    "exitCode": each.exit_code,
+                    "cause": cast("ExitCause | None", each.cause),
+                }
+                for each in self._executor.forgotten.recent()
+                if wanted in (None, each.process_id) and session in (None, each.session)
+            ]
+        }
 
     def subscribe(self, caller: Caller, params: SubscribeParams) -> Encoded:
         """Send the events of another session's process to this connection."""

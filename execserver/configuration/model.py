@@ -290,6 +290,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             lt=_TEN_YEARS,
         ),
     ] = 80.0
+    max_session_ttl: Annotated[
+        float,
+        _option(
+            "the longest time without a connection that a client may ask for its session (`run --detach "
+            "--ttl`); never less than session_ttl",
+            group=LIMITS,
+            metavar="S",
+            unit="seconds",
+            gt=0,
+            lt=_TEN_YEARS,
+        ),
+    ] = 7 * 24 * 3600.0
     process_ttl: Annotated[
         float,
         _option(

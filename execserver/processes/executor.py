@@ -28,6 +28,7 @@ from execserver.processes.stdin import InputBudget
 from execserver.processes.tree_kill import TreeKiller
 from execserver.processes.usage import Usage
 from execserver.spool.arena import ProcessIndex
+from execserver.spool.forgotten import ForgottenProcesses
 from execserver.spool.records import Started
 from execserver.spool.spool import Spool, SpoolBudget
 from execserver.telemetry.logs import Logger
@@ -93,6 +94,7 @@ class Executor:
         self.recovery = recovery
         self.reserved = ReservedDescriptors()
         self.retention = Retention(limits.process_ttl, recovery.drop_data)
+        self.forgotten = ForgottenProcesses()
         self.tree_killer = TreeKiller(instance, protected, self.reserved)
         self.next_number = 1
         """The number of the next process."""

@@ -25,6 +25,7 @@ import msgspec
 
 from execserver.fault_points import reach
 from execserver.spool.arena import IndexArena, ProcessIndex
+from execserver.spool.forgotten import ForgettingReason
 from execserver.spool.ledger import Ledger
 from execserver.spool.log_files import small_slot
 from execserver.spool.records import (
@@ -37,6 +38,7 @@ from execserver.spool.records import (
     SessionEnded,
     SessionEnding,
     SessionOpened,
+    SessionTtl,
     Started,
     State,
     StdinClosed,
@@ -177,9 +179,17 @@ class RecoveryState:
         """Record a session, before its client is told of it."""
         self._append(SessionOpened(session_id))
 
-    def session_ending(self, session_id: str) -> None:
+    def session_ttl(self, session_id: str, seconds: float | None) -> None:
+        """Record how long a session is kept without a connection, before its client is told.
+
+        Raises:
+            OSError: no memory; the earlier time is in force.
+        """
+        self._append(SessionTtl(session_id, seconds))
+
+    def session_ending(self, session_id: str, at_ms: int, reason: ForgettingReason, ttl_ms: int) -> None:
         """Record that all of a session is about to be killed, and that no client can resume it."""
-        self._note(SessionEnding(session_id))
+        self._note(SessionEnding(session_id, at_ms, reason, ttl_ms))
 
     def session_ended(self, session_id: str) -> None:
         """Record that nothing of a session is left."""

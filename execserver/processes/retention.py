@@ -23,7 +23,7 @@ class Retention:
     """
 
     def __init__(self, ttl: float, drop_data: Callable[[int], None]) -> None:
-        self._ttl = ttl
+        self.ttl = ttl
         self._drop_data = drop_data
         self._retained: OrderedDict[int, tuple[float, Callable[[], None]]] = OrderedDict()
         """By number: when, and how, each is forgotten."""
@@ -46,7 +46,7 @@ class Retention:
                 oldest first; None for now.
         """
         now = time.monotonic()
-        until = (now if since is None else since) + self._ttl
+        until = (now if since is None else since) + self.ttl
         self._retained[process.number] = (until, forget)
         self._retained.move_to_end(process.number)
         if process.log.has_files:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,7 @@ from execserver.launch_spec import LaunchSpec
 from execserver.processes.executor import Executor
 from execserver.processes.process import ManagedProcess
 from execserver.processes.start_options import StartOptions
+from execserver.spool.forgotten import ForgettingReason, ForgottenProcess
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
@@ -141,6 +143,11 @@ class ProcessStore:
         """The session is over: start no process in it any more, not even one whose start has begun."""
         self._ended = True
 
+    def remember_all(self, reason: ForgettingReason, at_ms: int, session_ttl_ms: int) -> None:
+        """The session is about to end: remember its processes as they are, before they are killed."""
+        for process in self:
+            self.executor.forgotten.add(_forgotten(process, reason, at_ms, session_ttl_ms))
+
     async def end(self) -> list[int]:
         """The session is over: kill all its processes with their descendants. Returns the survivors' pids."""
         self.refuse_starts()
@@ -173,6 +180,25 @@ class ProcessStore:
         def forget() -> None:
             if self._processes.get(process.process_id) is process:
                 del self._processes[process.process_id]
+                closed_at = time.time() - self.executor.retention.ttl
+                remembered = _forgotten(process, "processExpired", round(closed_at * 1000))
+                self.executor.forgotten.add(remembered)
                 self.executor.forget(process)
 
         self.executor.retention.retain(process, forget, since)
+
+
+def _forgotten(
+    process: ManagedProcess, reason: ForgettingReason, at_ms: int, session_ttl_ms: int | None = None
+) -> ForgottenProcess:
+    started = process.started
+    return ForgottenProcess(
+        process.process_id,
+        started.session,
+        started.began_at_ms,
+        at_ms,
+        reason,
+        session_ttl_ms,
+        process.exit_code,
+        process.cause,
+    )

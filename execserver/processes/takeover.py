@@ -71,6 +71,7 @@ class Takeover:
             self._recovery.unknown(number)
         for index in recovered.indices.values():
             self._recovery.arena.free(index)
+        executor.forgotten = self.state.forgotten
         # A survivor of `kill_unfinished_starts` may bear the next one.
         executor.next_number = self.state.highest + 2
         for number, status in recovered.exits.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
@@ -16,6 +17,7 @@ from execserver.processes.process import ManagedProcess
 from execserver.processes.store import ProcessStore
 from execserver.processes.takeover import Takeover
 from execserver.sessions.session import Session
+from execserver.spool.forgotten import ForgettingReason
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
@@ -42,12 +44,14 @@ class SessionRegistry:
 
     Args:
         executor: runs the processes of all sessions.
-        ttl: how long a detached session is kept, in seconds.
+        ttl: how long a detached session is kept, in seconds, unless its client asked for another time.
+        max_ttl: the longest time that a client may ask for; it may always ask for `ttl`.
     """
 
-    def __init__(self, executor: Executor, ttl: float) -> None:
+    def __init__(self, executor: Executor, ttl: float, max_ttl: float) -> None:
         self._executor = executor
-        self.ttl = ttl
+        self._ttl = ttl
+        self._max_ttl = max(ttl, max_ttl)
         self._sessions: dict[str, Session] = {}
         self._holders: dict[str, AttachedConnection] = {}
         self._tidy_up: asyncio.TimerHandle | None = None
@@ -104,6 +108,34 @@ class SessionRegistry:
             )
         return session
 
+    def ttl_ms(self, session: Session) -> int:
+        """How long a session is kept without a connection, in milliseconds."""
+        return round((self._ttl if session.ttl is None else session.ttl) * 1000)
+
+    def set_ttl(self, session: Session, ttl_ms: int | None) -> None:
+        """Keep a session for another time, from the next end of its connection on.
+
+        Args:
+            session: an attached one.
+            ttl_ms: in milliseconds; None for the setting of the daemon.
+
+        Raises:
+            InvalidRequest: it is above the limit.
+            OSError: no memory for the record; the earlier time is in force.
+        """
+        seconds = None if ttl_ms is None else ttl_ms / 1000
+        if seconds is not None and seconds > self._max_ttl:
+            raise InvalidRequest(
+                f"`ttlMs` is {ttl_ms}, and this daemon keeps a session for at most {self._max_ttl:g} s "
+                f"({self._max_ttl * 1000:.0f} ms) without a connection: ask for less, or start the daemon "
+                "with a higher --max-session-ttl",
+                name="ttl_above_limit",
+                field="ttlMs",
+            )
+        self._executor.recovery.session_ttl(session.id, seconds)
+        session.ttl = seconds
+        log.info("session time to live set", session=session.id, seconds=seconds)
+
     def detach(self, session: Session) -> None:
         """Detach a session whose connection is gone, and start its expiry."""
         self._holders.pop(session.id, None)
@@ -123,7 +155,7 @@ class SessionRegistry:
         ending = session.ending
         if ending is None:
             log.info("session ends as its client asks", session=session.id)
-            ending = self._begin_end(session)
+            ending = self._begin_end(session, "sessionEnded")
         return asyncio.shield(ending)
 
     def inherit(self, takeover: Takeover) -> None:
@@ -140,6 +172,7 @@ class SessionRegistry:
         closed: list[ManagedProcess] = []
         for session_id, state in takeover.state.sessions.items():
             session = Session(session_id, stores[session_id])
+            session.ttl = state.ttl
             processes = inherited.pop(session_id, [])
             session.processes.inherit(processes, state.numbers)
             for process in processes:
@@ -163,7 +196,8 @@ class SessionRegistry:
 
     def _set_expiry(self, session: Session) -> None:
         loop = asyncio.get_running_loop()
-        session.expiry = loop.call_later(self.ttl, self._begin_end, session)
+        seconds = self.ttl_ms(session) / 1000
+        session.expiry = loop.call_later(seconds, self._begin_end, session, "sessionExpired")
 
     def _tidy_up_soon(self) -> None:
         """Return memory to the system, once for all sessions that end within a second."""
@@ -175,11 +209,13 @@ class SessionRegistry:
         if self._tidy_up is None:
             self._tidy_up = asyncio.get_running_loop().call_later(TIDY_UP_SECONDS, tidy_up)
 
-    def _begin_end(self, session: Session) -> asyncio.Task[None]:
+    def _begin_end(self, session: Session, reason: ForgettingReason) -> asyncio.Task[None]:
         measures.sessions_ended += 1
         self._sessions.pop(session.id, None)
-        self._executor.recovery.session_ending(session.id)
+        at_ms, ttl_ms = time.time_ns() // 1_000_000, self.ttl_ms(session)
+        self._executor.recovery.session_ending(session.id, at_ms, reason, ttl_ms)
         session.processes.refuse_starts()
+        session.processes.remember_all(reason, at_ms, ttl_ms)
         reach("session-ending")
         return self._kill_soon(session)
 

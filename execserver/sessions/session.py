@@ -27,6 +27,8 @@ class Session:
     def __init__(self, session_id: str, store: ProcessStore) -> None:
         self.id = session_id
         self.processes = store
+        self.ttl: float | None = None
+        """Seconds for which it is kept without a connection; None for the setting of the daemon."""
         self.attachment: Attachment | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self.ending: asyncio.Task[None] | None = None

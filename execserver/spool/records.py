@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from execserver.spool.forgotten import ForgettingReason, ForgottenProcess, ForgottenProcesses
+
 REMEMBERED_WRITES = 4096
 """Write ids kept a process, the newest: as many as a server remembers
 (`execprotocol.limits.REMEMBERED_WRITE_IDS`)."""
@@ -63,10 +65,23 @@ class SessionOpened(Record, tag="session-opened", frozen=True):
     id: str
 
 
+class SessionTtl(Record, tag="session-ttl", frozen=True):
+    """How long a session is kept without a connection."""
+
+    id: str
+    seconds: float | None
+    """None for the setting of the daemon."""
+
+
 class SessionEnding(Record, tag="session-ending", frozen=True):
     """All processes of the session are about to be killed; no client can resume it."""
 
     id: str
+    at_ms: int = 0
+    """Milliseconds since 1970; 0 in the records of older versions and in a compacted ledger."""
+    reason: ForgettingReason = "sessionExpired"
+    ttl_ms: int | None = None
+    """How long it was kept without a connection."""
 
 
 class SessionEnded(Record, tag="session-ended", frozen=True):
@@ -161,6 +176,7 @@ class Numbered(Record, tag="numbered", frozen=True):
 AnyRecord = (
     Service
     | SessionOpened
+    | SessionTtl
     | SessionEnding
     | SessionEnded
     | Started
@@ -171,6 +187,7 @@ AnyRecord = (
     | Closed
     | Forgotten
     | Numbered
+    | ForgottenProcess
 )
 
 
@@ -200,6 +217,25 @@ class ProcessState(msgspec.Struct):
             return self.exited.at
         return self.closed_at
 
+    def forgotten(
+        self, reason: ForgettingReason, at_ms: int = 0, session_ttl_ms: int | None = None
+    ) -> ForgottenProcess:
+        """The process as it is remembered. Without `at_ms`, the time is that of its end."""
+        started, exited = self.started, self.exited
+        if not at_ms:
+            seconds = (self.over_since or started.started_at) - started.started_at
+            at_ms = started.began_at_ms + round(seconds * 1000)
+        return ForgottenProcess(
+            started.process_id,
+            started.session,
+            started.began_at_ms,
+            at_ms,
+            reason,
+            session_ttl_ms,
+            None if exited is None else exited.code,
+            None if exited is None else exited.cause,
+        )
+
     def records(self) -> Iterator[AnyRecord]:
         """The shortest list of records that gives this state."""
         number = self.started.number
@@ -225,6 +261,8 @@ class SessionState(msgspec.Struct):
 
     numbers: list[int] = msgspec.field(default_factory=list)
     """The numbers of all its processes, also forgotten ones, which may have left descendants."""
+    ttl: float | None = None
+    """Seconds for which it is kept without a connection; None for the setting of the daemon."""
     ending: bool = False
 
 
@@ -236,6 +274,7 @@ class State(msgspec.Struct):
     """Sessions that have not ended, oldest first."""
     processes: dict[int, ProcessState] = msgspec.field(default_factory=dict)
     """By number, oldest first."""
+    forgotten: ForgottenProcesses = msgspec.field(default_factory=ForgottenProcesses)
     highest: int = 0
     """The highest number that a process ever had."""
     skipped: int = 0
@@ -255,8 +294,12 @@ class State(msgspec.Struct):
         for session, state in self.sessions.items():
             yield SessionOpened(session)
             yield Numbered(session, state.numbers)
+            if state.ttl is not None:
+                yield SessionTtl(session, state.ttl)
             if state.ending:
+                # Without its time: its processes are among the forgotten ones already.
                 yield SessionEnding(session)
+        yield from self.forgotten
         yield Numbered("", [self.highest])
 
 
@@ -268,9 +311,20 @@ def _session_opened(state: State, record: SessionOpened) -> None:
     state.sessions[record.id] = SessionState()
 
 
-def _session_ending(state: State, record: SessionEnding) -> None:
+def _session_ttl(state: State, record: SessionTtl) -> None:
     if (session := state.sessions.get(record.id)) is not None:
-        session.ending = True
+        session.ttl = record.seconds
+
+
+def _session_ending(state: State, record: SessionEnding) -> None:
+    session = state.sessions.get(record.id)
+    if session is None or session.ending:
+        return
+    session.ending = True
+    if record.at_ms:
+        for number in session.numbers:
+            if (process := state.processes.get(number)) is not None:
+                state.forgotten.add(process.forgotten(record.reason, record.at_ms, record.ttl_ms))
 
 
 def _session_ended(state: State, record: SessionEnded) -> None:
@@ -292,7 +346,16 @@ def _numbered(state: State, record: Numbered) -> None:
 
 
 def _forgotten(state: State, record: Forgotten) -> None:
-    state.processes.pop(record.number, None)
+    process = state.processes.pop(record.number, None)
+    if process is None or process.over_since is None:
+        return
+    session = state.sessions.get(process.started.session)
+    if session is not None and not session.ending:
+        state.forgotten.add(process.forgotten("processExpired"))
+
+
+def _forgotten_process(state: State, record: ForgottenProcess) -> None:
+    state.forgotten.add(record)
 
 
 def _of_process(fold: Callable[[ProcessState, Any], None]) -> Callable[[State, Any], None]:
@@ -338,11 +401,13 @@ def _closed(process: ProcessState, record: Closed) -> None:
 _FOLD: dict[type[AnyRecord], Callable[[State, Any], None]] = {
     Service: _service,
     SessionOpened: _session_opened,
+    SessionTtl: _session_ttl,
     SessionEnding: _session_ending,
     SessionEnded: _session_ended,
     Started: _started,
     Numbered: _numbered,
     Forgotten: _forgotten,
+    ForgottenProcess: _forgotten_process,
     Written: _of_process(_written),
     StdinClosed: _of_process(_stdin_closed),
     Ending: _of_process(_ending),

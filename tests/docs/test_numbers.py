@@ -132,7 +132,12 @@ LIMITS: dict[str, list[str | int]] = {
         "execserver.rpc.admission.MAX_PENDING_BYTES",
         "execserver.rpc.flow_control.MAX_UNSENT_BYTES",
     ],
-    "detached session": [f"{_SETTINGS}.session_ttl", f"{_SETTINGS}.process_ttl"],
+    "detached session;": [f"{_SETTINGS}.session_ttl", f"{_SETTINGS}.process_ttl"],
+    "detached session at the request": [f"{_SETTINGS}.max_session_ttl"],
+    "forgotten processes": [
+        "execserver.spool.forgotten.KEPT_OF_A_REASON",
+        24,
+    ],
     "output kept: a process": [
         f"{_SETTINGS}.retained_output_bytes",
         "execserver.processes.output_log.MAX_CHUNKS",
@@ -227,7 +232,7 @@ def test_every_limit_that_has_a_constant_is_in_the_table() -> None:
 def test_the_defaults_in_the_table_of_limits_are_those_of_the_settings() -> None:
     page = (ROOT / "docs" / "how-to" / "limits.md").read_text()
     table = re.findall(r"^\| `--([a-z-]+) [NS]` \| ([^|]+) \|", page, re.MULTILINE)
-    assert len(table) == 5
+    assert len(table) == 6
     for flag, default in table:
         value = getattr(Settings(), flag.replace("-", "_"))
         assert ([] if value is None else [value]) == numbers_in(default), flag

@@ -239,6 +239,15 @@ EXAMPLES = (
         {},
     ),
     Example("process/signal", "interrupt what may be left", {"processId": "1", "signal": "interrupt"}, {}),
+    Example(
+        "session/setTtl",
+        "have the session kept for 8 hours without a connection",
+        {"ttlMs": 28800000},
+        {"sessionTtlMs": 28800000},
+    ),
+    Example(
+        "process/listForgotten", "ask for a process that never was", {"processId": "2"}, {"processes": []}
+    ),
     Example("session/end", "be done", {}, {}),
 )
 

@@ -95,6 +95,11 @@ ERRORS: dict[str, MethodError] = {
     "UnknownProcess": MethodError(
         InvalidRequest, "The session has no process of that id, or no longer.", "unknown_process"
     ),
+    "TtlAboveLimit": MethodError(
+        InvalidRequest,
+        "The daemon keeps no session for so long without a connection (`--max-session-ttl`).",
+        "ttl_above_limit",
+    ),
     "OtherSessionRefused": MethodError(
         InvalidRequest,
         "Another session is meant, and this connection came neither over a Unix socket nor with the "
@@ -247,6 +252,7 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
     "process/signal": ("SignalDenied", *_OTHERS),
     "process/terminate": _OTHERS,
     "process/list": _OTHERS,
+    "session/setTtl": ("TtlAboveLimit",),
     "process/subscribe": ("UnknownProcess", *_OTHERS, "OwnProcess", "UnknownSeq"),
     "fs/readFile": (*_PATH, "NotAFile", "TooLarge", "ReplyTooLarge", *_SYSTEM),
     "fs/writeFile": (*_PATH, "BadBase64", "IsADirectory", *_CHANGE, *_SYSTEM),

@@ -153,6 +153,16 @@ def grace(value: object) -> float:
     return number
 
 
+def time_to_live(value: object) -> float | None:
+    """How long the daemon keeps a session without a connection; None leaves it to the daemon."""
+    if value is None:
+        return None
+    number = seconds(value, "ttl", instead="None leaves it to the daemon (--session-ttl)")
+    if number > LONGEST_SECONDS:
+        raise ValueError(f"ttl is at most {LONGEST_SECONDS:.0f} seconds, not {value}")
+    return number
+
+
 def waiting(value: object, name: str = "timeout") -> float | None:
     """How long to wait; None waits for ever, 0 or less does not wait."""
     return None if value is None else any_seconds(value, name, "None waits for ever")

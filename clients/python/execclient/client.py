@@ -12,7 +12,7 @@ from execclient.arguments import AnyPath, Sandbox
 from execclient.connection.address import target
 from execclient.connection.connection import Json
 from execclient.environment_policy import EnvironmentPolicy, Inherit
-from execclient.errors import NoSuchProcess, Refused
+from execclient.errors import NoSuchProcess, Refused, Unsupported, UnsupportedUrl
 from execclient.filesystem import FileSystem
 from execclient.process import Process
 from execclient.results import ProcessInfo, RunResult
@@ -59,7 +59,8 @@ class Executor:
     @property
     def session_ttl(self) -> float | None:
         """Seconds for which the daemon keeps the session and its processes without a connection; None if the
-        daemon does not report it.
+        daemon does not report it. The daemon's `--session-ttl`, unless a client set another time by `ttl` of
+        `connect`.
         """
         return self._session.ttl
 
@@ -271,15 +272,15 @@ class Executor:
 
         All processes that were started in the session are killed with their descendants, unless `connect`
         was told to `keep` them. Takes some seconds at most: if the connection stays lost, the daemon ends the
-        session by itself `--session-ttl` seconds later.
+        session by itself `session_ttl` seconds later.
         """
         await self._session.close()
 
     async def detach(self) -> None:
         """End the connection, and let the processes run on. May be called again.
 
-        The daemon ends the session with its processes `--session-ttl` (80) seconds later, unless a client
-        resumes it: `connect(session_id=executor.session_id)`.
+        The daemon ends the session with its processes `session_ttl` seconds later, unless a client resumes
+        it: `connect(session_id=executor.session_id)`.
         """
         await self._session.close(keep=True)
 
@@ -290,6 +291,21 @@ class Executor:
 
 def _buffer(limit: int | None) -> int | None:
     return arguments.count(limit, "buffer_bytes", none="sets no limit")
+
+
+async def _set_ttl(session: Session, seconds: float) -> None:
+    """Have the daemon keep the session for this time without a connection.
+
+    Raises:
+        Unsupported: the daemon cannot; it keeps the session for a time of its own.
+        Refused: the time is above the daemon's limit.
+    """
+    if "session/setTtl" not in session.capabilities:
+        own = "a time that it does not report" if session.ttl is None else f"{session.ttl:g} s"
+        remedy = f"leave out the ttl: the server then keeps the session for {own}, which its settings decide"
+        raise Unsupported("session/setTtl", remedy)
+    result = await session.call("session/setTtl", {"ttlMs": max(1, round(seconds * 1000))})
+    session.ttl = result["sessionTtlMs"] / 1000
 
 
 class connect:  # noqa: N801 - called like a function, as `open`
@@ -320,8 +336,14 @@ class connect:  # noqa: N801 - called like a function, as `open`
             list of allowed clients. By default `EXECSERVER_CLIENT_KEY_FILE`, else a new key for each session.
         session_id: resume the session of a client that is gone. Leaving the block ends the session, with the
             processes of the other client, unless `keep` is set.
-        keep: leave the session and its processes to the daemon, which ends them `--session-ttl` seconds
-            later. Has no effect over `stdio:`, where the daemon ends with the connection.
+        keep: leave the session and its processes to the daemon, which ends them `session_ttl` seconds later,
+            unless a client resumes the session before. Has no effect over `stdio:`, where the daemon ends
+            with the connection.
+        ttl: seconds for which the daemon keeps the session and its processes while no client is connected to
+            it: after the end of this client with `keep`, and after the loss of this client or its network in
+            any case. The time begins anew at each disconnection. At most the daemon's `--max-session-ttl`
+            (7 days). It belongs to the session: a later client that resumes it without `ttl` leaves it as it
+            is. By default the daemon's `--session-ttl` (80 s). `session_ttl` has the time in force.
         call_timeout: seconds for the response to a call, recovery included.
         recovery_timeout: seconds in which a lost connection must be replaced.
         client_name: the client's name in the daemon's log.
@@ -329,6 +351,9 @@ class connect:  # noqa: N801 - called like a function, as `open`
 
     Raises:
         UnsupportedUrl: the URL is of another kind, or does not go with the other arguments.
+        Refused: `ttl` is above the limit of the daemon; the message has the limit. A new session is ended, a
+            resumed one is left as it was.
+        Unsupported: the server cannot set a `ttl`, as it is an older or another one. The same holds.
         ConnectionFailed: the connection failed; `DaemonNotRunning`, `EnvironmentOffline`,
             `UntrustedServer`, `WrongExecutor`, `AccessDenied` and `InsecureToken` give the cause.
         SessionLost: there is no session `session_id`.
@@ -345,6 +370,7 @@ class connect:  # noqa: N801 - called like a function, as `open`
         ssl: tls.SSLContext | None = None,
         session_id: str | None = None,
         keep: bool = False,
+        ttl: float | None = None,
         call_timeout: float = CALL_SECONDS,
         recovery_timeout: float = RECOVERY_SECONDS,
         client_name: str = CLIENT_NAME,
@@ -371,6 +397,8 @@ class connect:  # noqa: N801 - called like a function, as `open`
             session_id=session_id,
             keep=keep,
         )
+        self._ttl = arguments.time_to_live(ttl)
+        self._resumes = session_id is not None
         self._executor: Executor | None = None
 
     def __repr__(self) -> str:
@@ -392,6 +420,14 @@ class connect:  # noqa: N801 - called like a function, as `open`
 
     async def _open(self) -> Executor:
         found = self._target()
+        if self._ttl is not None and not found.recoverable:
+            raise UnsupportedUrl(f"ttl= does not go with {found.url}: the daemon ends with the connection")
         session = self._session(found)
         initialized = await session.open()
+        if self._ttl is not None:
+            try:
+                await _set_ttl(session, self._ttl)
+            except BaseException:
+                await session.close(keep=self._resumes)
+                raise
         return Executor(session, found.url, initialized.get("environmentInfo") or {})

@@ -272,9 +272,10 @@ class Unsupported(ExecServerError):
 
     code = "unsupported"
 
-    def __init__(self, extension: str) -> None:
+    def __init__(self, extension: str, remedy: str = "") -> None:
         super().__init__(
             f"the server does not serve {extension}: it is another server than execserver, or an older one"
+            + (f"; {remedy}" if remedy else "")
         )
         self.extension = extension
 

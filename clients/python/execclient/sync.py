@@ -171,7 +171,8 @@ class Executor:
     @property
     def session_ttl(self) -> float | None:
         """Seconds for which the daemon keeps the session and its processes without a connection; None if the
-        daemon does not report it.
+        daemon does not report it. The daemon's `--session-ttl`, unless a client set another time by `ttl` of
+        `connect`.
         """
         return self._core.session_ttl
 
@@ -201,7 +202,7 @@ class Executor:
     def detach(self) -> None:
         """End the connection, and let the processes run on. May be called again.
 
-        The daemon ends the session with its processes `--session-ttl` seconds later, unless a client resumes
+        The daemon ends the session with its processes `session_ttl` seconds later, unless a client resumes
         it: `connect(session_id=executor.session_id)`.
         """
         try:

@@ -1,4 +1,4 @@
-"""`initialize` and `session/end`: the start and the end of a session
+"""`initialize`, `session/setTtl` and `session/end`: the start, the time to live and the end of a session
 (`docs/protocol.md`, "Handshake and sessions").
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Annotated, NotRequired, TypedDict
 
 from execprotocol.environment import EnvironmentInfo
-from execprotocol.model import EXTENSION, Params
+from execprotocol.model import EXTENSION, Milliseconds, Params
 
 
 class Extensions(Params):
@@ -22,7 +22,8 @@ class InitializeParams(Params):
 
     The first request of every connection; it may be repeated if it fails. After the result, the client
     sends the notification `initialized`, and then any other request. A session owns processes. On
-    sockets it outlives its connection, and can be resumed for 80 seconds (`--session-ttl`).
+    sockets it outlives its connection, and can be resumed for 80 seconds (`--session-ttl`), or as long as
+    its client asks for by `session/setTtl`.
     """
 
     extension_members = frozenset({"extensions"})
@@ -50,7 +51,26 @@ class InitializeResult(TypedDict):
     """The families of extension members that this connection gets, each with its version."""
 
     sessionTtlMs: NotRequired[Annotated[int, EXTENSION]]
-    """How long a session and its processes are kept without a connection, in milliseconds."""
+    """How long this session and its processes are kept without a connection, in milliseconds."""
+
+
+class SetTtlParams(Params):
+    """Set how long the daemon keeps the session of this connection without a connection.
+
+    The time begins anew at each end of a connection; then the session ends with its processes, unless a
+    client resumes it. It belongs to the session: a resume keeps it, also at a new server. On stdio, where
+    the session ends with its connection, it has no effect.
+    """
+
+    ttl_ms: Milliseconds | None
+    """In milliseconds, at most the daemon's `--max-session-ttl`; null for the daemon's `--session-ttl`."""
+
+
+class SetTtlResult(TypedDict):
+    """The time that is in force."""
+
+    sessionTtlMs: int
+    """How long the session and its processes are kept without a connection, in milliseconds."""
 
 
 class EndResult(TypedDict):

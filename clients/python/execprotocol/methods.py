@@ -46,6 +46,14 @@ METHODS: dict[str, Method] = {
     for method in (
         Method("initialize", None, handshake.InitializeParams, handshake.InitializeResult, counted=False),
         Method(
+            "session/setTtl",
+            "session",
+            handshake.SetTtlParams,
+            handshake.SetTtlResult,
+            counted=False,
+            extension=True,
+        ),
+        Method(
             "session/end",
             "session",
             environment.NoParams,
@@ -133,6 +141,13 @@ METHODS: dict[str, Method] = {
             extension=True,
         ),
         Method("process/list", _EXEC, process.ListParams, process.ListResult, extension=True),
+        Method(
+            "process/listForgotten",
+            _EXEC,
+            process.ListForgottenParams,
+            process.ListForgottenResult,
+            extension=True,
+        ),
         Method("process/subscribe", _EXEC, process.SubscribeParams, process.SubscribeResult, extension=True),
         Method("process/unsubscribe", _EXEC, process.UnsubscribeParams, filesystem.Empty, extension=True),
         Method("fs/readFile", _FS, filesystem.ReadFileParams, filesystem.ReadFileResult),

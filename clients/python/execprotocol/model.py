@@ -10,6 +10,7 @@ import msgspec
 import pybase64
 from msgspec import Meta
 
+from execprotocol.limits import MAX_TIMEOUT_MS
 from execprotocol.path_uri import PathUriError, parse_path_uri
 
 T = TypeVar("T")
@@ -147,6 +148,9 @@ else:
     """An unsigned 64-bit integer: sequence numbers, offsets, lengths, milliseconds."""
 
 U16 = Annotated[int, Meta(ge=0, le=2**16 - 1)]
+
+Milliseconds = Annotated[int, Meta(ge=1, le=MAX_TIMEOUT_MS)]
+"""A limit in time."""
 
 # Types of results and events: for schemas only, because they are never decoded here.
 

@@ -8,12 +8,13 @@ from uuid import UUID
 
 from msgspec import Meta, Struct
 
-from execprotocol.limits import MAX_TERMINAL_SIDE, MAX_TIMEOUT_MS, TTY_COLUMNS, TTY_ROWS
+from execprotocol.limits import MAX_TERMINAL_SIDE, TTY_COLUMNS, TTY_ROWS
 from execprotocol.model import (
     EXTENSION,
     U16,
     U64,
     Base64Bytes,
+    Milliseconds,
     Params,
     PathUri,
     WireError,
@@ -40,7 +41,6 @@ ExitCause = Literal[
     "limit",
     "unknown",
 ]
-Milliseconds = Annotated[int, Meta(ge=1, le=MAX_TIMEOUT_MS)]
 Side = Annotated[int, Meta(ge=1, le=MAX_TERMINAL_SIDE)]
 
 
@@ -683,6 +683,57 @@ class ListResult(TypedDict):
 
     processes: list[ProcessEntry]
     """The processes, in the order of their starts."""
+
+
+class ListForgottenParams(Params):
+    """List processes that the daemon no longer keeps: why, since when, and how they ended.
+
+    Those of all sessions over a Unix socket, or over WebSocket with `--ws-auth`, else those of the
+    connection's own session. The daemon remembers the newest 1,000 of each `reason` for a day, as long as the
+    service runs.
+    """
+
+    process_id: str | None = None
+    """The `processId` of the processes to list; null for all."""
+
+
+class ForgottenEntry(TypedDict):
+    """A process that is no longer kept."""
+
+    processId: str
+    """The `processId` of the `process/start`."""
+
+    sessionId: str
+    """The session of the process."""
+
+    reason: Literal["sessionExpired", "sessionEnded", "processExpired"]
+    """`sessionExpired` if no client resumed its session in time, `sessionEnded` if a client ended the session
+    (`session/end`), `processExpired` if the process had been closed for `--process-ttl`."""
+
+    startedAtMs: U64
+    """When the process was started, in milliseconds since 1970, by the executor's clock at that time."""
+
+    atMs: U64
+    """When its session ended, or with `processExpired` when it was closed, by the same clock."""
+
+    agoMs: U64
+    """How long ago that is, in milliseconds."""
+
+    sessionTtlMs: U64 | None
+    """How long its session was kept without a connection, in milliseconds; null with `processExpired`."""
+
+    exitCode: ExitCode | None
+    """The exit status, or 128 + N for death by signal N; null if the process was killed with its session."""
+
+    cause: ExitCause | None
+    """Why the process ended, as in `process/exited`; null if it was killed with its session."""
+
+
+class ListForgottenResult(TypedDict):
+    """The list of forgotten processes."""
+
+    processes: list[ForgottenEntry]
+    """The processes, in the order of `atMs`."""
 
 
 class SubscribeParams(Params):

@@ -35,6 +35,7 @@ class CommandLine:
     def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("EXECSERVER_")}
         own = {"EXECSERVER_URL": self.url, "TERM": "xterm", "COLUMNS": "200"}
+        own["XDG_STATE_HOME"] = str(self.folder.parent / "state")
         return {**kept, **own, "HISTFILE": os.devnull}  # of the shells that tests type into
 
     def __call__(self, *arguments: str, data: bytes | None = None) -> Done:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pexpect
 import pytest
@@ -267,8 +267,8 @@ class OlderDaemonOptions(DaemonOptions):
     """The daemon, as if it had none of the extensions."""
 
     @asynccontextmanager
-    async def connect(self, *, keep: bool = False) -> AsyncIterator[Executor]:
-        async with super().connect(keep=keep) as executor:
+    async def connect(self, **arguments: Any) -> AsyncIterator[Executor]:
+        async with super().connect(**arguments) as executor:
             yield cast("Executor", Older(executor))
 
 

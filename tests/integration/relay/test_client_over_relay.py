@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -180,6 +181,38 @@ async def test_a_program_that_only_asks_for_a_session_does_not_take_it_from_the_
         assert not asking.done()
         assert owner.recoveries == 0
         asking.cancel()
+
+
+# -- commands that are left
+
+
+def test_a_detached_command_is_found_again_by_its_id(relay: RelayService, tmp_path: Path) -> None:
+    place = Place(relay, "left", new_tokens(relay, "left"))
+
+    def command(*arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return place.command(*arguments, data=data, XDG_STATE_HOME=str(tmp_path))
+
+    script = "echo here; read -r line; echo got $line; exit 5"
+    with place.executor("--session-ttl", "0.3"):
+        done = command("run", "--detach", "--ttl", "8h", "-t", "sh", "-c", script)
+        process = done.stdout.decode().strip()
+        assert b"keeps running for 8 h" in done.stderr
+        gone = command("run", "--detach", "sleep", "300").stdout.decode().strip()
+        # Through a relay the session is the only way to a process.
+        assert b"`run --detach`" in place.command("logs", process, XDG_STATE_HOME="/nowhere").stderr
+
+        deadline = time.monotonic() + PATIENCE
+        while (listed := command("ps")).stdout.decode().count(gone):
+            assert time.monotonic() < deadline
+        assert [row.split()[0] for row in listed.stdout.decode().splitlines()[1:]] == [process]
+        assert command("logs", process).stdout == b"here\r\n"
+        attached = command("attach", "--since-seq", "0", process, data=b"typed\n")
+        assert (attached.returncode, b"got typed" in attached.stdout) == (5, True)
+    with place.executor():
+        done = command("logs", process)
+        assert done.returncode == 125
+        assert f"process {process} was started".encode() in done.stderr
+        assert b"8 h without a client" in done.stderr
 
 
 # -- as over anything else

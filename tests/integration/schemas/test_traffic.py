@@ -181,6 +181,10 @@ def use_other_sessions(witness: Witness, server: Server) -> None:
         client.process(process.id).wait_closed()
         assert witness.call("process/read", **there)["closed"]
         witness.call("process/unsubscribe", **there)
+        left = owner.shell("exec sleep 300")
+        owner.call("session/end")
+        forgotten = witness.call("process/listForgotten", processId=left.id)["processes"]
+        assert owner.session_id in {entry["sessionId"] for entry in forgotten}
 
 
 def use_files(witness: Witness, folder: Path) -> None:
@@ -261,6 +265,9 @@ def test_everything_that_is_said_is_as_the_schemas_say(
         use_other_sessions(witness, server)
         use_files(witness, tmp_path.resolve())
         use_http(witness, site)
+        witness.call("session/setTtl", ttlMs=None)
+        witness.call("session/setTtl", ttlMs=1000)
+        assert witness.refused("session/setTtl", ttlMs=2**53) == -32600
         witness.call("session/end")
         assert witness.called == METHODS.keys()
         assert witness.check_events() == EVERY_EVENT

@@ -34,6 +34,7 @@ VALID: dict[str, dict[str, Any]] = {
     "environment/status": {},
     "rpc.discover": {},
     "server/health": {},
+    "session/setTtl": {"ttlMs": 1},
     "session/end": {},
     "environmentConfig/read": {
         "cwd": "file:///tmp",
@@ -78,6 +79,7 @@ VALID: dict[str, dict[str, Any]] = {
         "sessionId": "s",
     },
     "process/list": {"sessionId": "s", "allSessions": True, "argv": True},
+    "process/listForgotten": {"processId": "p"},
     "process/subscribe": {"sessionId": "s", "processId": "p", "afterSeq": 1, "interactive": True},
     "process/unsubscribe": {"sessionId": "s", "processId": "p"},
     "process/signal": {"processId": "p", "signal": "SIGRTMIN+30", "scope": "leader", "sessionId": "s"},

@@ -417,9 +417,11 @@ def test_what_has_no_order_says_nothing_of_the_kind() -> None:
         *(
             "process/terminate",
             "process/list",
+            "process/listForgotten",
             "http/request",
             "rpc.discover",
             "server/health",
+            "session/setTtl",
             "session/end",
         ),
     }

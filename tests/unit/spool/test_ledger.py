@@ -11,10 +11,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from execserver.spool.forgotten import KEPT_MS, KEPT_OF_A_REASON, ForgettingReason, ForgottenProcess
 from execserver.spool.ledger import COMPACTION_BYTES, Ledger
 from execserver.spool.records import (
     REMEMBERED_WRITES,
@@ -29,6 +31,7 @@ from execserver.spool.records import (
     SessionEnding,
     SessionOpened,
     SessionState,
+    SessionTtl,
     Started,
     State,
     StdinClosed,
@@ -71,6 +74,9 @@ def replayed(content: bytes) -> State:
 numbers = st.integers(1, 4)
 names = st.sampled_from(["a", "b", "c", "two\nlines", "ü\x00"])
 times = st.floats(0, 1e9)
+reasons: st.SearchStrategy[ForgettingReason] = st.sampled_from(
+    ["sessionExpired", "sessionEnded", "processExpired"]
+)
 records: st.SearchStrategy[AnyRecord] = st.one_of(
     st.builds(SessionOpened, names),
     st.builds(SessionEnded, names),
@@ -95,7 +101,19 @@ records: st.SearchStrategy[AnyRecord] = st.one_of(
     st.builds(Closed, numbers, times),
     st.builds(Forgotten, numbers),
     st.builds(Service, names, names),
-    st.builds(SessionEnding, names),
+    st.builds(SessionTtl, names, st.none() | times),
+    st.builds(SessionEnding, names, st.integers(0, 1 << 50), reasons, st.none() | st.integers(1, 1 << 50)),
+    st.builds(
+        ForgottenProcess,
+        names,
+        names,
+        st.integers(0, 1 << 50),
+        st.integers(0, 1 << 50),
+        reasons,
+        st.none() | st.integers(1, 1 << 50),
+        st.none() | st.integers(0, 255),
+        st.none() | names,
+    ),
     st.builds(Numbered, names, st.lists(numbers, max_size=4)),
 )
 
@@ -202,6 +220,55 @@ def test_a_session_is_there_until_it_has_ended_with_all_numbers_it_ever_gave() -
     history: list[AnyRecord] = [SessionOpened("s"), started(1), started(2), Forgotten(1), SessionEnding("s")]
     assert folded(history).sessions == {"s": SessionState([1, 2], ending=True)}
     assert not folded([*history, SessionEnded("s")]).sessions
+
+
+def test_a_session_has_the_time_that_was_set_last() -> None:
+    history: list[AnyRecord] = [SessionOpened("s"), SessionTtl("s", 5.0), SessionTtl("s", 7.5)]
+    assert folded(history).sessions["s"].ttl == 7.5
+    assert folded([*history, SessionTtl("s", None)]).sessions["s"].ttl is None
+
+
+def test_the_end_of_a_session_is_remembered_with_the_state_of_its_processes_before_they_are_killed() -> None:
+    history: list[AnyRecord] = [
+        *(SessionOpened("s"), SessionOpened("other"), started(1), started(2), started(3, "other")),
+        *(Exited(1, 3, "normal", at=2.5), SessionEnding("s", 1000, "sessionExpired", 80_000)),
+        *(Exited(2, 137, "sessionExpired"), Forgotten(1), Forgotten(2), SessionEnded("s")),
+    ]
+    expected = [
+        ForgottenProcess("p1", "s", 0, 1000, "sessionExpired", 80_000, 3, "normal"),
+        ForgottenProcess("p2", "s", 0, 1000, "sessionExpired", 80_000),
+    ]
+    assert list(folded(history).forgotten) == expected
+    assert list(folded(list(folded(history[:7]).records())).forgotten) == expected, "compacted meanwhile"
+
+
+def test_a_process_that_is_forgotten_before_its_session_ends_is_remembered_with_its_end() -> None:
+    began = msgspec.structs.replace(started(1), began_at_ms=10_000)
+    history: list[AnyRecord] = [SessionOpened("s"), began, Exited(1, 0, "normal", at=4.0), Forgotten(1)]
+    assert list(folded(history).forgotten) == [
+        ForgottenProcess("p1", "s", 10_000, 12_500, "processExpired", None, 0, "normal")
+    ]
+    never_ran: list[AnyRecord] = [SessionOpened("s"), started(2), Forgotten(2)]
+    assert not list(folded(never_ran).forgotten)
+
+
+def test_many_processes_of_one_reason_displace_none_of_another() -> None:
+    state = folded([ForgottenProcess("detached", "s", 1, 2, "sessionExpired", 80_000)])
+    for number in range(KEPT_OF_A_REASON + 5):
+        state.apply(ForgottenProcess(str(number), "s", 1, 2, "sessionEnded", 80_000))
+    kept = [each.process_id for each in state.forgotten]
+    assert kept == ["detached", *(str(number) for number in range(5, KEPT_OF_A_REASON + 5))]
+
+
+def test_after_a_day_a_forgotten_process_is_not_listed() -> None:
+    now = time.time_ns() // 1_000_000
+    state = folded(
+        [
+            ForgottenProcess("old", "s", 1, now - KEPT_MS - 1000, "sessionExpired"),
+            ForgottenProcess("new", "s", 1, now - KEPT_MS + 60_000, "sessionExpired"),
+        ]
+    )
+    assert [each.process_id for each in state.forgotten.recent()] == ["new"]
 
 
 def test_a_process_outlives_the_record_of_its_sessions_end() -> None:

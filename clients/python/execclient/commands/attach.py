@@ -6,7 +6,7 @@ import asyncio
 import os
 from contextlib import AsyncExitStack
 
-from execclient.commands.daemon import DaemonOptions, Listed, find
+from execclient.commands.daemon import DaemonOptions, Listed, Processes
 from execclient.commands.failures import print_message
 from execclient.commands.foreground import Background, Detached, DetachKeys, Foreground
 from execclient.commands.signals import Signals
@@ -33,8 +33,7 @@ async def attach(
         The exit code of the process, or 0 after the detach keys.
     """
     async with AsyncExitStack() as stack:
-        executor = await stack.enter_async_context(daemon.connect())
-        listed = await find(executor, process_id, session_id)
+        executor, listed = await Processes(daemon, stack).find(process_id, session_id)
         if listed["state"] != "running" and since_seq is None:
             code = listed["exitCode"]
             print_message(f"{process_id} has already exited with {code}; see: execserver logs {process_id}")

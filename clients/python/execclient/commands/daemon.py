@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from execclient import Executor, Refused, UnknownMethod, connect
-from execclient.commands.failures import CommandExit
+from execclient import Executor, Refused, SessionAttached, SessionLost, UnknownMethod, connect
+from execclient.commands.detached import DetachedSession, recorded
+from execclient.commands.durations import clock_time, rough_duration, setting
+from execclient.commands.failures import CommandExit, print_message
 from execclient.connection.connection import Json
 
 Listed = Mapping[str, Json]
@@ -23,45 +26,178 @@ class DaemonOptions:
     """None for `EXECSERVER_URL`, else the default socket."""
     token_file: Path | None
 
-    def connect(self, *, keep: bool = False) -> AbstractAsyncContextManager[Executor]:
-        """Open a session. Raises as `execclient.connect` does."""
-        return connect(self.url, token_file=self.token_file, keep=keep, client_name="execserver-cli")
+    def connect(
+        self, *, keep: bool = False, ttl: float | None = None, session_id: str | None = None
+    ) -> AbstractAsyncContextManager[Executor]:
+        """Open or resume a session. Raises as `execclient.connect` does."""
+        return connect(
+            self.url,
+            token_file=self.token_file,
+            session_id=session_id,
+            keep=keep,
+            ttl=ttl,
+            client_name="execserver-cli",
+        )
 
 
-async def listing(executor: Executor, *, argv: bool = False) -> list[Listed]:
-    """The processes of all sessions, the oldest first.
+class ProcessMissing(CommandExit):
+    """There is no process of that id, or no longer, or it cannot be reached."""
+
+
+class ProcessAmbiguous(CommandExit):
+    """More than one session has a process of that id."""
+
+
+async def listing(executor: Executor, *, every: bool = True, argv: bool = False) -> list[Listed]:
+    """The processes of all sessions, or of the executor's own, the oldest first.
 
     Raises:
-        CommandExit: the daemon does not list its processes, or not for this client.
+        Refused: the daemon does not show the processes of other sessions to this client.
+        CommandExit: the server lists no processes.
     """
     try:
-        result = await executor.call("process/list", {"allSessions": True, "argv": argv})
+        result = await executor.call("process/list", {"allSessions": every, "argv": argv})
     except UnknownMethod as error:
         raise CommandExit("this server has no process/list, so it cannot list its processes") from error
-    except Refused as error:
-        raise CommandExit(error.message) from error
     processes: list[Listed] = result["processes"]
     return processes
 
 
-async def find(executor: Executor, process_id: str, session_id: str | None) -> Listed:
-    """The process with an id.
+class Processes:
+    """The processes of a daemon that commands list, or name by their ids.
+
+    Where the daemon shows the processes of all sessions, they are reached through a session of the command.
+    Elsewhere, as through a relay, the sessions that `run --detach` recorded are resumed, and left again. Such
+    a session has one client at a time.
 
     Args:
-        executor: the session with the daemon.
-        process_id: the id, from `ps`.
-        session_id: the session of the process; by default any.
-
-    Raises:
-        CommandExit: there is no such process, or more than one.
+        daemon: the daemon.
+        stack: closes the sessions.
     """
-    found = matching(await listing(executor), process_id, session_id)
-    if not found:
+
+    def __init__(self, daemon: DaemonOptions, stack: AsyncExitStack) -> None:
+        self._daemon = daemon
+        self._stack = stack
+        self._own: Executor | None = None
+        self._listed: list[Listed] = []
+        self._refusal: Refused | None = None
+        """Why the daemon does not show the processes of other sessions."""
+        self._resumed: dict[str, Executor | None] = {}
+        """By session id; None for a session that has ended."""
+
+    async def all(self, *, argv: bool) -> list[Listed]:
+        """The processes of all sessions, or of the recorded ones, the oldest first.
+
+        Raises:
+            CommandExit: the daemon shows none, and there is no recorded session.
+        """
+        own = await self._connect(argv=argv)
+        if self._refusal is None:
+            return self._listed
+        records = recorded(own.url)
+        if not records:
+            raise CommandExit(self._refusal.message)
+        listed: list[Listed] = []
+        for session_id, of_session in _by_session(records).items():
+            try:
+                resumed = await self._resume(session_id, of_session)
+            except ProcessMissing as attached:
+                print_message(f"not listed: {attached}")
+                continue
+            if resumed is not None:
+                listed += await listing(resumed, every=False, argv=argv)
+            else:
+                _drop(of_session)
+                print_message(*(_record_text(each) for each in of_session))
+        return sorted(listed, key=lambda each: each["startedAtMs"])
+
+    async def find(self, process_id: str, session_id: str | None = None) -> tuple[Executor, Listed]:
+        """The process with an id, and the session to reach it through.
+
+        Args:
+            process_id: the id, from `ps` or `run --detach`.
+            session_id: the session of the process; by default any.
+
+        Raises:
+            ProcessMissing: there is no such process, or it cannot be reached; the message has the reason.
+            ProcessAmbiguous: there is more than one.
+        """
+        own = await self._connect()
+        found = [(own, each) for each in matching(self._listed, process_id, session_id)]
+        records = [] if found else _records_of(own.url, process_id, session_id)
+        if self._refusal is not None:
+            by_session = _by_session(records)
+            if session_id is not None:
+                by_session.setdefault(session_id, [])
+            for each, of_session in by_session.items():
+                resumed = await self._resume(each, of_session)
+                if resumed is not None:
+                    entries = await listing(resumed, every=False)
+                    found += [(resumed, entry) for entry in matching(entries, process_id, each)]
+        if len(found) > 1:
+            raise ProcessAmbiguous(ambiguous(process_id, [each for _, each in found]))
+        if found:
+            return found[0]
+        raise ProcessMissing(await self._reason(own, process_id, session_id, records))
+
+    async def _connect(self, *, argv: bool = False) -> Executor:
+        if self._own is None:
+            self._own = await self._stack.enter_async_context(self._daemon.connect())
+            try:
+                self._listed = await listing(self._own, argv=argv)
+            except Refused as refusal:
+                self._refusal = refusal
+        return self._own
+
+    async def _resume(self, session_id: str, records: list[DetachedSession]) -> Executor | None:
+        """Resume a session; None if it has ended.
+
+        Raises:
+            ProcessMissing: another client is connected to the session.
+        """
+        if session_id in self._resumed:
+            return self._resumed[session_id]
+        resumed: Executor | None = None
+        try:
+            resuming = self._daemon.connect(session_id=session_id, keep=True)
+            resumed = await self._stack.enter_async_context(resuming)
+        except SessionAttached as error:
+            names = ", ".join(each.process_id for each in records) or session_id
+            raise ProcessMissing(
+                f"another client is connected to the session of {names}, such as `logs -f` or `attach`; here "
+                "a session has one client at a time: end that one first"
+            ) from error
+        except SessionLost as error:
+            if "unknown session id" not in str(error):
+                raise
+        else:
+            for each in records:
+                self._stack.callback(each.seen)
+        self._resumed[session_id] = resumed
+        return resumed
+
+    async def _reason(
+        self, own: Executor, process_id: str, session_id: str | None, records: list[DetachedSession]
+    ) -> str:
+        """Why there is no such process."""
+        resumed = [each for each in self._resumed.values() if each is not None]
+        for executor in (own, *resumed):
+            if "process/listForgotten" in executor.capabilities:
+                result = await executor.call("process/listForgotten", {"processId": process_id})
+                known = matching(result["processes"], process_id, session_id)
+                if known:
+                    return _forgotten_text(known[-1])
+        ended = [each for each in records if self._resumed.get(each.session_id) is None]
+        if ended:
+            _drop(ended)
+            return _record_text(ended[-1])
         where = "" if session_id is None else f" in session {session_id}"
-        raise CommandExit(f"no process {process_id}{where}; see: execserver ps --all")
-    if len(found) > 1:
-        raise CommandExit(ambiguous(process_id, found))
-    return found[0]
+        if self._refusal is None:
+            return f"no process {process_id}{where}; see: execserver ps --all"
+        return (
+            f"no process {process_id}{where} that `run --detach` has recorded here; other processes are not "
+            "shown to this client, unless you name their session with --session: see execserver ps"
+        )
 
 
 def matching(processes: list[Listed], process_id: str, session_id: str | None) -> list[Listed]:
@@ -77,3 +213,54 @@ def ambiguous(process_id: str, found: list[Listed]) -> str:
     """The message for an id that several sessions have."""
     sessions = ", ".join(str(each["sessionId"]) for each in found)
     return f"process {process_id} is in more than one session; choose with --session: {sessions}"
+
+
+def _records_of(url: str, process_id: str, session_id: str | None) -> list[DetachedSession]:
+    return [
+        each
+        for each in recorded(url)
+        if each.process_id == process_id and session_id in (None, each.session_id)
+    ]
+
+
+def _by_session(records: list[DetachedSession]) -> dict[str, list[DetachedSession]]:
+    sessions: dict[str, list[DetachedSession]] = {}
+    for each in records:
+        sessions.setdefault(each.session_id, []).append(each)
+    return sessions
+
+
+def _drop(records: list[DetachedSession]) -> None:
+    for each in records:
+        each.drop()
+
+
+def _record_text(record: DetachedSession) -> str:
+    """The end of a session of which only the record is left."""
+    begin = f"process {record.process_id} was started {_when(record.started_at)}, and its session has ended"
+    if record.ttl is None:
+        return begin
+    return (
+        f"{begin}: the daemon keeps it for {setting(record.ttl)} without a client (`run --detach --ttl`), "
+        "and not beyond its own restart"
+    )
+
+
+def _forgotten_text(entry: Listed) -> str:
+    """What became of a process, from an entry of the result of `process/listForgotten`."""
+    process_id, code = entry["processId"], entry["exitCode"]
+    when = _when(time.time() - entry["agoMs"] / 1000)
+    if entry["reason"] == "processExpired":
+        return f"{process_id} exited with {code} {when}, and its output is no longer kept (--process-ttl)"
+    end = "it was killed then" if code is None else f"it had exited with {code} before"
+    if entry["reason"] == "sessionEnded":
+        return f"the session of {process_id} was ended by its client {when}; {end}"
+    return (
+        f"the session of {process_id} ended {when}, after {setting(entry['sessionTtlMs'] / 1000)} without a "
+        f"client; {end}. For a longer time: execserver run --detach --ttl"
+    )
+
+
+def _when(seconds: float) -> str:
+    """A time since 1970: how long ago, and by the clock."""
+    return f"{rough_duration(max(0.0, time.time() - seconds))} ago (at {clock_time(seconds)})"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
-from execclient import ExecServerError, Executor
-from execclient.commands.daemon import DaemonOptions, Listed, ambiguous, listing, matching
+from execclient import ExecServerError
+from execclient.commands.daemon import DaemonOptions, ProcessAmbiguous, Processes, ProcessMissing
 from execclient.commands.failures import INCOMPLETE, print_message
 
-_STATUS_TEXTS = {"alreadyExited": "has already exited", "unknownProcess": "no such process"}
+_STATUS_TEXTS = {"alreadyExited": "has already exited", "unknownProcess": "it has just ended"}
 
 
 async def kill(
@@ -23,11 +24,10 @@ async def kill(
 ) -> int:
     """Send a signal to each process; returns 1 if one of them did not get it."""
     results = []
-    async with daemon.connect() as executor:
-        processes = await listing(executor)
+    async with AsyncExitStack() as stack:
+        processes = Processes(daemon, stack)
         for process_id in process_ids:
-            found = matching(processes, process_id, session_id)
-            results.append(await _kill(executor, process_id, found, name, scope))
+            results.append(await _kill(processes, process_id, session_id, name, scope))
     missed = [each for each in results if each["status"] != "delivered"]
     if as_json:
         print(json.dumps(results, indent=2), flush=True)
@@ -38,13 +38,15 @@ async def kill(
 
 
 async def _kill(
-    executor: Executor, process_id: str, found: Sequence[Listed], name: str, scope: str
+    processes: Processes, process_id: str, session_id: str | None, name: str, scope: str
 ) -> dict[str, str | None]:
-    if not found:
-        return _result(process_id, None, "unknownProcess")
-    if len(found) > 1:
-        return _result(process_id, None, "ambiguous", ambiguous(process_id, list(found)))
-    session_id = str(found[0]["sessionId"])
+    try:
+        executor, found = await processes.find(process_id, session_id)
+    except ProcessMissing as error:
+        return _result(process_id, None, "unknownProcess", str(error))
+    except ProcessAmbiguous as error:
+        return _result(process_id, None, "ambiguous", str(error))
+    session_id = str(found["sessionId"])
     params = {"processId": process_id, "sessionId": session_id, "signal": name, "scope": scope}
     try:
         result = await executor.call("process/signal", params)

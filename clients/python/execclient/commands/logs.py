@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from execclient import Executor, Refused
-from execclient.commands.daemon import DaemonOptions, Listed, find
+from execclient.commands.daemon import DaemonOptions, Listed, Processes
 from execclient.commands.failures import OUTPUT_CLOSED, CommandExit, print_message
 from execclient.commands.signals import Signals
 from execclient.commands.streams import OutputWriter
@@ -46,8 +47,8 @@ class _Chunk:
 
 async def logs(daemon: DaemonOptions, process_id: str, session_id: str | None, options: LogsOptions) -> int:
     """Print the retained output of a process, and with `follow` new output until the process ends."""
-    async with daemon.connect() as executor:
-        process = await find(executor, process_id, session_id)
+    async with AsyncExitStack() as stack:
+        executor, process = await Processes(daemon, stack).find(process_id, session_id)
         output = OutputWriter()
         with Signals() as signals:
             await signals.unless_signalled(_print(executor, process, output, options))

@@ -75,8 +75,9 @@ def _add_run(parser: Parser) -> None:
     parser.add_argument(
         "--ttl",
         type=values.duration,
-        metavar="S",
-        help="with --detach, how long it may run: 90 (seconds), 15m, 8h, 2d",
+        metavar="T",
+        help="with --detach, how long it may run without a client: 90 (seconds), 15m, 8h, 2d (default: the "
+        "daemon's --session-ttl, 80 s)",
     )
     add_json(parser)
 

@@ -6,13 +6,13 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from execclient.commands.daemon import DaemonOptions, Listed, listing
+from execclient.commands.daemon import DaemonOptions, Listed, Processes
+from execclient.commands.durations import rough_duration
 from execclient.commands.terminal import printable
-
-_UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
 COMMAND_WIDTH = 16
 """The least width of the command line; other columns give way before it is cut shorter."""
@@ -35,8 +35,8 @@ class PsOptions:
 
 async def ps(daemon: DaemonOptions, options: PsOptions) -> int:
     """Print the processes of all sessions, the oldest first."""
-    async with daemon.connect() as executor:
-        processes = await listing(executor, argv=options.argv)
+    async with AsyncExitStack() as stack:
+        processes = await Processes(daemon, stack).all(argv=options.argv)
     shown = [each for each in processes if options.ended or each["state"] == "running"]
     if options.format == "json":
         ids = [each["processId"] for each in shown]
@@ -65,8 +65,8 @@ COLUMNS = (
     Column("ID", lambda each: str(each["processId"]), 0),
     Column("STATE", lambda each: state(each), 0),
     Column("PID", lambda each: str(each["pid"] or ""), 2, right=True),
-    Column("AGE", lambda each: duration(each["ageMs"] / 1000), 1, right=True),
-    Column("CPU", lambda each: _optional(duration, each["cpuSeconds"]), 4, right=True),
+    Column("AGE", lambda each: rough_duration(each["ageMs"] / 1000), 1, right=True),
+    Column("CPU", lambda each: _optional(rough_duration, each["cpuSeconds"]), 4, right=True),
     Column("MEMORY", lambda each: _optional(amount, each["rssBytes"]), 3, right=True),
     Column("PROCS", lambda each: str(each["processCount"] or ""), 5, right=True),
     Column("TTY", lambda each: "yes" if each["tty"] else "", 6),
@@ -118,14 +118,6 @@ def state(process: Listed) -> str:
     return f"exited {process['exitCode']}" + (
         f" ({cause})" if cause not in (None, "normal", "signal") else ""
     )
-
-
-def duration(seconds: float) -> str:
-    """A duration for people: 0.3 s, 42 s, 3 min, 5 h, 12 d."""
-    for unit, length in _UNITS:
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def amount(count: float) -> str:

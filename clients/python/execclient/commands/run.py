@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 
 from execclient import Executor, NotFound, Process, SystemFailure
 from execclient.commands.daemon import DaemonOptions
+from execclient.commands.detached import DetachedSession
+from execclient.commands.durations import clock_time, setting
 from execclient.commands.failures import CommandExit, print_message, start_failure
 from execclient.commands.foreground import Background, Foreground
 from execclient.commands.signals import Signals
 from execclient.commands.streams import is_empty_input
 from execclient.commands.terminal import RawTerminal, screen_size
 from execclient.connection.connection import Json
+from execprotocol.trust import UntrustedError
 
 if TYPE_CHECKING:
     from execclient.govern.sandbox import SandboxPolicy
@@ -44,7 +47,7 @@ class RunOptions:
     sandbox: SandboxPolicy | None = None
     """The limits of the command; the working directory is the workspace."""
     ttl: float | None = None
-    """Seconds for which a detached command may run."""
+    """With `detach`: seconds for which the daemon keeps the session without a client."""
     as_json: bool = False
 
 
@@ -82,19 +85,44 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
 async def detach(daemon: DaemonOptions, command: RunOptions) -> int:
     """Start the command, print its id, and leave it running."""
     async with AsyncExitStack() as stack:
-        executor = await stack.enter_async_context(daemon.connect(keep=True))
+        executor = await stack.enter_async_context(daemon.connect(keep=True, ttl=command.ttl))
+        if executor.url.startswith("stdio:"):
+            raise CommandExit(
+                "--detach needs a daemon that listens: over stdio the command ends with its client"
+            )
         signals = stack.enter_context(Signals())
         process = await signals.unless_signalled(_start(executor, command, stdin=False))
+        _record(executor, process)
         if command.as_json:
             members = {"processId": process.id, "sessionId": executor.session_id}
-            line = json.dumps({**members, "pid": process.pid, "url": executor.url})
+            ttl = executor.session_ttl
+            line = json.dumps({**members, "pid": process.pid, "url": executor.url, "sessionTtlSeconds": ttl})
         else:
             line = process.id
-            ttl = executor.session_ttl
-            time_left = "a time that the daemon does not report" if ttl is None else f"{ttl:g} s"
-            print_message(f"{process.id} keeps running for {time_left} (--session-ttl) and is then killed")
+            print_message(_end_text(process.id, executor.session_ttl))
         print(line, flush=True)
     return 0
+
+
+def _record(executor: Executor, process: Process) -> None:
+    """Record the session for the commands that follow."""
+    url, session_id = executor.url, executor.session_id
+    try:
+        DetachedSession(url, session_id, process.id, time.time(), executor.session_ttl).keep()
+    except (OSError, UntrustedError) as error:
+        print_message(
+            f"the session of {process.id} cannot be recorded: {error}; where `ps` does not show it, name it "
+            f"with --session {session_id}"
+        )
+
+
+def _end_text(process_id: str, ttl: float | None) -> str:
+    if ttl is None:
+        return f"{process_id} keeps running until the daemon ends its session; it does not report when"
+    return (
+        f"{process_id} keeps running for {setting(ttl)} without a client, until "
+        f"{clock_time(time.time() + ttl)}, and is then killed; --ttl sets another time"
+    )
 
 
 async def _start(executor: Executor, command: RunOptions, *, stdin: bool) -> Process:

@@ -119,11 +119,17 @@ def default_url() -> str:
     # As in the daemon: a variable that is not an absolute path is ignored.
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     if not base.startswith("/"):
-        base = os.environ.get("XDG_STATE_HOME", "")
-    if not base.startswith("/"):
-        home = os.environ.get("HOME", "")
-        base = f"{(home if home.startswith('/') else _account_home()).rstrip('/')}/.local/state"
+        base = state_home()
     return f"unix://{base.rstrip('/')}/execserver/execserver.sock"
+
+
+def state_home() -> str:
+    """The folder for state of the user's programs: `XDG_STATE_HOME`, else `~/.local/state`."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if base.startswith("/"):
+        return base
+    home = os.environ.get("HOME", "")
+    return f"{(home if home.startswith('/') else _account_home()).rstrip('/')}/.local/state"
 
 
 def _account_home() -> str:

@@ -43,6 +43,7 @@ IDEMPOTENT = frozenset(
         "process/resize",
         "process/terminate",
         "process/unsubscribe",
+        "session/setTtl",
         "session/end",  # after the first the session cannot be resumed
         "fs/canonicalize",
         "fs/digest",
@@ -143,7 +144,7 @@ class Session:
         Waits `KILL_SECONDS` at most for a recovery: without it the daemon ends the session by itself.
 
         Args:
-            keep: leave the session to the daemon, which ends it `--session-ttl` seconds later; otherwise all
+            keep: leave the session to the daemon, which ends it after its time to live; otherwise all
                 processes that were started in it are killed. By default the session's `keep`.
         """
         if self._closed:

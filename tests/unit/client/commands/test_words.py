@@ -5,8 +5,9 @@ from argparse import ArgumentTypeError
 import pytest
 
 from execclient import ConnectionFailed, DaemonNotRunning, SystemFailure, UntrustedServer
+from execclient.commands.durations import rough_duration, setting
 from execclient.commands.failures import CommandExit, perform, start_failure
-from execclient.commands.ps import amount, duration
+from execclient.commands.ps import amount
 from execclient.commands.values import signal_name
 
 
@@ -15,7 +16,15 @@ from execclient.commands.values import signal_name
     [(0, "0.0 s"), (9.94, "9.9 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200000, "2 d")],
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert rough_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.3, "0.3 s"), (80, "80 s"), (9000, "2 h 30 min"), (28800, "8 h"), (90061, "1 d 1 h"), (604800, "7 d")],
+)
+def test_settings_are_not_rounded_to_one_unit(seconds: float, text: str) -> None:
+    assert setting(seconds) == text
 
 
 @pytest.mark.parametrize(
