@@ -229,7 +229,7 @@ def kill(
 
 @app.command()
 def cp(
-    source: Annotated[str, typer.Argument(metavar="SRC")],
+    sources: Annotated[list[str], typer.Argument(metavar="SRC...")],
     destination: Annotated[str, typer.Argument(metavar="DST")],
     url: UrlOption = None,
     token_file: TokenFileOption = None,
@@ -237,20 +237,20 @@ def cp(
     preserve: Annotated[
         bool, typer.Option("--preserve", "-p", help="Keep times; set modes of existing files, too.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a file or a directory to the daemon's machine, or back.
+    """Copy files and directories to the daemon's machine, or back.
 
-    Paths on the daemon's machine begin with ':'. '-' is stdin or stdout. New files get the modes of their
-    sources.
+    Paths on the daemon's machine begin with ':'. '-' is stdin or stdout. Several sources are copied into a
+    directory. New files get the modes of their sources.
     """
     from execclient.commands import cp as copying
 
     options = copying.CopyOptions(recursive=recursive, preserve=preserve, quiet=quiet or as_json)
     raise typer.Exit(
         perform(
-            lambda: copying.cp(DaemonOptions(url, token_file), source, destination, options, as_json=as_json)
+            lambda: copying.cp(DaemonOptions(url, token_file), sources, destination, options, as_json=as_json)
         )
     )
 
