@@ -7,6 +7,7 @@ room for it. Where no mount can hang, lookups and small reads, lists and writes 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import chain
@@ -79,6 +80,10 @@ T = TypeVar("T")
 _AT_ONCE = 32
 """Entries of a batch that one thread handles before other requests get their turn: some milliseconds."""
 
+_BATCHES_AT_ONCE = 2
+"""Batches of a connection that are in a thread at the same time. More would not be faster, because creating a
+file occupies a processor; and the event loop would wait for a processor."""
+
 _NOTHING = Encoded(b"{}")
 _PUT, _PUT_IN_PLACE = Encoded(b'{"inPlace":false}'), Encoded(b'{"inPlace":true}')
 
@@ -93,6 +98,16 @@ class FileConfinement(msgspec.Struct, frozen=True):
 
     small: SmallFiles
     """Reads and writes small files that a worker has opened."""
+
+
+class BatchTurns(asyncio.Semaphore):
+    """The turns of the batches of one connection."""
+
+    def __init__(self) -> None:
+        super().__init__(_BATCHES_AT_ONCE)
+
+    def close(self) -> None:
+        """The connection has ended, and cancels its requests."""
 
 
 def handlers(
@@ -306,9 +321,10 @@ async def put_files(
             field="entries",
         )
     calls = [_put_call(entry, keep_mode=params.keep_mode) for entry in params.entries]
-    outcomes = [
-        await files.run_each(calls[first : first + _AT_ONCE]) for first in range(0, len(calls), _AT_ONCE)
-    ]
+    outcomes = []
+    for first in range(0, len(calls), _AT_ONCE):
+        async with _turns(caller):
+            outcomes.append(await files.run_each(calls[first : first + _AT_ONCE]))
     return {
         "entries": [
             {"error": _entry_error(each)} if isinstance(each, RpcError) else {"inPlace": each}
@@ -330,7 +346,9 @@ async def get_files(
     left = params.max_bytes
     entries: list[FoundFile] = []
     for first in range(0, len(paths), _AT_ONCE):
-        for found in await files.find(paths[first : first + _AT_ONCE], max(left, 0)):
+        async with _turns(caller):
+            part = await files.find(paths[first : first + _AT_ONCE], max(left, 0))
+        for found in part:
             left -= content_size(found)
             entries.append({"error": _entry_error(found)} if isinstance(found, RpcError) else found)
     return {"entries": entries}
@@ -499,6 +517,10 @@ def _edit(edit: WriteEdit | RemoveEdit) -> Edit:
 
 def _calls(caller: Caller) -> BlockingCalls:
     return caller.own(BlockingCalls, BlockingCalls)
+
+
+def _turns(caller: Caller) -> BatchTurns:
+    return caller.own(BatchTurns, BatchTurns)
 
 
 def _descriptors(caller: Caller) -> Descriptors:

@@ -422,7 +422,8 @@ class FileSystem(FileRequests):
             TransferFailed: `path` is no directory, or a path is too long for this machine.
             Unsupported: the server does not report times, for `preserve_times`.
             OSError: a local directory cannot be created, or the disk is full.
-            ImportError: `pathspec` is needed for patterns, and not installed.
+            ImportError: patterns need `pathspec`, which is not installed.
+            ValueError: a pattern is invalid.
         """
         if preserve_times:
             self._session.require(_SET_METADATA)
@@ -456,7 +457,8 @@ class FileSystem(FileRequests):
             OSError: the local directory cannot be listed.
             SystemFailure: a directory cannot be created, or the executor's disk is full.
             Unsupported: the server does not serve `fs/rename`, or `fs/install` for `preserve_times`.
-            ImportError: `pathspec` is needed for patterns, and not installed.
+            ImportError: patterns need `pathspec`, which is not installed.
+            ValueError: a pattern is invalid.
         """
         self._session.require("fs/rename", *(["fs/install"] if preserve_times else []))
         transfer = TreeUpload(

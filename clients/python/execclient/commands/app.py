@@ -238,6 +238,10 @@ def cp(
         bool, typer.Option("--preserve", "-p", help="Keep times; set modes of existing files, too.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="P", help="With -r: leave out what P matches, as in .gitignore. Repeatable."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Copy files and directories to the daemon's machine, or back.
@@ -247,7 +251,9 @@ def cp(
     """
     from execclient.commands import cp as copying
 
-    options = copying.CopyOptions(recursive=recursive, preserve=preserve, quiet=quiet or as_json)
+    options = copying.CopyOptions(
+        recursive=recursive, preserve=preserve, quiet=quiet or as_json, exclude=tuple(exclude or ())
+    )
     raise typer.Exit(
         perform(
             lambda: copying.cp(DaemonOptions(url, token_file), sources, destination, options, as_json=as_json)

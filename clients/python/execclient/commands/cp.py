@@ -32,6 +32,7 @@ from execclient.commands.failures import INCOMPLETE, CommandExit, print_message
 from execclient.commands.signals import Signals
 from execclient.commands.terminal import printable, screen_size
 from execclient.local_files import standard_stream
+from execclient.trees import ignore_function
 
 REMOTE = ":"
 STREAM = "-"
@@ -50,6 +51,8 @@ class CopyOptions:
     preserve: bool
     """Keep times, and set modes of existing files, too, as `cp -p` does."""
     quiet: bool
+    exclude: tuple[str, ...] = ()
+    """Patterns as in a .gitignore file, of what is left out of directories."""
 
 
 @dataclass(slots=True)
@@ -101,6 +104,8 @@ async def cp(
 ) -> int:
     """Copy and report; returns 1 if something was not copied."""
     _check_directions(sources, destination)
+    if options.exclude and sources[0].startswith(REMOTE) and destination.startswith(REMOTE):
+        raise CommandExit("--exclude is not available for a copy within the daemon's machine", 2)
     report = CopyReport()
     async with daemon.connect() as executor:
         with Signals() as signals:
@@ -137,6 +142,10 @@ class _Copier:
         self._destination = destination
         self._options = options
         self._report = report
+        try:
+            self._ignore = ignore_function(options.exclude or None)
+        except (ImportError, ValueError) as error:
+            raise CommandExit(str(error), 2) from error
 
     async def copy(self, sources: Sequence[str]) -> None:
         """Copy the sources, one after the other; of several, those that are missing are left out.
@@ -174,7 +183,11 @@ class _Copier:
                 self._require_recursive(source)
                 with _in_errors(REMOTE + target, tree=True):
                     tree = await self._fs.upload_tree(
-                        local, target, progress=progress.show_tree, preserve_times=self._options.preserve
+                        local,
+                        target,
+                        ignore=self._ignore,
+                        preserve_times=self._options.preserve,
+                        progress=progress.show_tree,
                     )
                 self._report.add_tree(tree, REMOTE)
                 return
@@ -205,7 +218,11 @@ class _Copier:
                 self._require_recursive(source)
                 with _in_errors(source, tree=True):
                     tree = await self._fs.download_tree(
-                        remote, target, progress=progress.show_tree, preserve_times=self._options.preserve
+                        remote,
+                        target,
+                        ignore=self._ignore,
+                        preserve_times=self._options.preserve,
+                        progress=progress.show_tree,
                     )
                 self._report.add_tree(tree, "")
                 return
