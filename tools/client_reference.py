@@ -11,11 +11,21 @@ Here is the page of the client itself; that of the tools for models is in `tools
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import griffe
 
-from tools.reference_page import DriftError, ReferencePage, Sources, is_error, load, resolved, slug
+from tools.reference_page import (
+    DriftError,
+    ReferencePage,
+    Sources,
+    is_error,
+    load,
+    methods_of,
+    resolved,
+    slug,
+)
 from tools.tools_reference import ToolsPage
 from tools.wire_docs.generated import split_check, write_or_check
 
@@ -29,7 +39,8 @@ _HEAD = """\
 
 `pip install execclient` installs the client alone, `pip install execserver` the daemon and the client. Extras
 of the client: `ws` for WebSockets, `relay` for executors behind a relay, `expect` for pexpect, `tools` for
-[the tools of a model](tools.md), `policy` for rule files, `cli` for the commands. It has three modules:
+[the tools of a model](tools.md), `policy` for rule files, `ignore` for patterns of trees, `cli` for the
+commands. It has three modules:
 
 | module | for |
 | --- | --- |
@@ -108,6 +119,14 @@ class ClientPage(ReferencePage):
         )
         self._error_tree(self._package["errors"], self._public, "execclient")
 
+    def _methods(self, owner: griffe.Class) -> Sequence[griffe.Function]:
+        """Also those of a class of the same module that exists to be its base."""
+        bases = [base for base in owner.resolved_bases if base.module == owner.module]
+        inherited = [
+            method for base in bases if isinstance(base, griffe.Class) for method in methods_of(base)
+        ]
+        return [*inherited, *super()._methods(owner)]
+
     # -- the other modules
 
     def _sync(self) -> None:
@@ -124,7 +143,7 @@ class ClientPage(ReferencePage):
                     for member in found.members.values()
                     if member.is_public and not member.name.startswith("__")
                 ]
-                missing = [name for name in names if name not in core.members]
+                missing = [name for name in names if name not in core.all_members]
                 if missing:
                     raise DriftError(f"{core.path} has no {', '.join(missing)}, as execclient.sync has")
                 cells = ", ".join(self._member(core, name) for name in names)

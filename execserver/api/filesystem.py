@@ -7,19 +7,22 @@ room for it. Where no mount can hang, lookups and small reads, lists and writes 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from execprotocol.errors import InternalError, InvalidRequest, file_error
+from execprotocol.errors import InternalError, InvalidRequest, RpcError, file_error
+from execprotocol.limits import MAX_BATCH_BYTES
 from execprotocol.path_uri import ForeignPath, path_to_uri
 from execserver.api.confinement import file_policy
 from execserver.filesystem import operations
 from execserver.filesystem.blocking import BlockingCalls
 from execserver.filesystem.descriptors import Descriptors
-from execserver.filesystem.files import DirectFiles, Files
+from execserver.filesystem.files import DirectFiles, Files, OperationCall, content_size
 from execserver.filesystem.handles import FileHandles
 from execserver.filesystem.listing import entries_json, walk_json
 from execserver.filesystem.metadata import canonicalize as resolve_links
@@ -44,11 +47,18 @@ if TYPE_CHECKING:
         CreateDirectoryParams,
         DigestParams,
         DigestResult,
+        EntryError,
+        FoundFile,
+        GetFilesParams,
+        GetFilesResult,
         InstallParams,
         Metadata,
         OpenParams,
         OpenResult,
         PathParams,
+        PutEntry,
+        PutFilesParams,
+        PutFilesResult,
         ReadBlockParams,
         RemoveEdit,
         RemoveParams,
@@ -67,6 +77,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_AT_ONCE = 32
+"""Entries of a batch that one thread handles before other requests get their turn: some milliseconds."""
+
+_BATCHES_AT_ONCE = 2
+"""Batches of a connection that are in a thread at the same time. More would not be faster, because creating a
+file occupies a processor; and the event loop would wait for a processor."""
+
 _NOTHING = Encoded(b"{}")
 _PUT, _PUT_IN_PLACE = Encoded(b'{"inPlace":false}'), Encoded(b'{"inPlace":true}')
 
@@ -81,6 +98,16 @@ class FileConfinement(msgspec.Struct, frozen=True):
 
     small: SmallFiles
     """Reads and writes small files that a worker has opened."""
+
+
+class BatchTurns(asyncio.Semaphore):
+    """The turns of the batches of one connection."""
+
+    def __init__(self) -> None:
+        super().__init__(_BATCHES_AT_ONCE)
+
+    def close(self) -> None:
+        """The connection has ended, and cancels its requests."""
 
 
 def handlers(
@@ -112,6 +139,8 @@ def handlers(
         "fs/setMetadata": partial(set_metadata, confinement),
         "fs/digest": partial(digest, confinement),
         "fs/applyEdits": partial(apply_edits, confinement, edits),
+        "fs/putFiles": partial(put_files, confinement),
+        "fs/getFiles": partial(get_files, confinement),
         "fs/open": partial(open_handle, confinement),
         "fs/readBlock": partial(read_block, confinement),
         "fs/writeBlock": partial(write_block, confinement),
@@ -280,6 +309,51 @@ async def digest(confinement: FileConfinement | None, caller: Caller, params: Di
     return await files.digest(_native_path(params.path), params.size)
 
 
+async def put_files(
+    confinement: FileConfinement | None, caller: Caller, params: PutFilesParams
+) -> PutFilesResult:
+    """Create directories and small files."""
+    files = _files(confinement, caller, params.sandbox)
+    size = sum(len(entry.data_base64 or b"") for entry in params.entries)
+    if size > MAX_BATCH_BYTES:
+        raise InvalidRequest(
+            f"fs/putFiles takes at most {MAX_BATCH_BYTES} bytes of content at a time, not {size}",
+            field="entries",
+        )
+    calls = [_put_call(entry, keep_mode=params.keep_mode) for entry in params.entries]
+    outcomes = []
+    for first in range(0, len(calls), _AT_ONCE):
+        async with _turns(caller):
+            outcomes.append(await files.run_each(calls[first : first + _AT_ONCE]))
+    return {
+        "entries": [
+            {"error": _entry_error(each)} if isinstance(each, RpcError) else {"inPlace": each}
+            for each in chain.from_iterable(outcomes)
+        ]
+    }
+
+
+async def get_files(
+    confinement: FileConfinement | None, caller: Caller, params: GetFilesParams
+) -> GetFilesResult:
+    """Describe paths, and read small files."""
+    files = _files(confinement, caller, params.sandbox)
+    paths = [_native_path(path) for path in params.paths]
+    if params.max_bytes > MAX_BATCH_BYTES:
+        raise InvalidRequest(
+            f"`maxBytes` is at most {MAX_BATCH_BYTES}, not {params.max_bytes}", field="maxBytes"
+        )
+    left = params.max_bytes
+    entries: list[FoundFile] = []
+    for first in range(0, len(paths), _AT_ONCE):
+        async with _turns(caller):
+            part = await files.find(paths[first : first + _AT_ONCE], max(left, 0))
+        for found in part:
+            left -= content_size(found)
+            entries.append({"error": _entry_error(found)} if isinstance(found, RpcError) else found)
+    return {"entries": entries}
+
+
 async def apply_edits(
     confinement: FileConfinement | None,
     edits: Callable[[], Edits] | None,
@@ -412,6 +486,19 @@ def _policy(confinement: FileConfinement | None, sandbox: SandboxContext | None)
     return policy
 
 
+def _put_call(entry: PutEntry, *, keep_mode: bool) -> OperationCall[bool]:
+    path = _native_path(entry.path)
+    if entry.data_base64 is None:
+        return OperationCall(operations.put_directory, (path, entry.permissions))
+    times = entry.modified_at_ns, entry.accessed_at_ns
+    arguments = (path, entry.data_base64, entry.sha256, keep_mode, entry.permissions, *times)
+    return OperationCall(operations.put_file, arguments)
+
+
+def _entry_error(error: RpcError) -> EntryError:
+    return {"code": error.code, "message": error.message}
+
+
 def _edit(edit: WriteEdit | RemoveEdit) -> Edit:
     from execprotocol.filesystem import ExpectedAbsent, RemoveEdit
     from execserver.edits.plan import ABSENT, Edit
@@ -430,6 +517,10 @@ def _edit(edit: WriteEdit | RemoveEdit) -> Edit:
 
 def _calls(caller: Caller) -> BlockingCalls:
     return caller.own(BlockingCalls, BlockingCalls)
+
+
+def _turns(caller: Caller) -> BatchTurns:
+    return caller.own(BatchTurns, BatchTurns)
 
 
 def _descriptors(caller: Caller) -> Descriptors:

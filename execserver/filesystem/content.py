@@ -102,12 +102,12 @@ def copy_content(original: int, copied: int, stop: StopFlag | None, limit: int |
                 raise
 
 
-def content_digest(fd: int, stop: StopFlag, limit: int | None = None) -> tuple[str, int]:
+def content_digest(fd: int, stop: StopFlag | None, limit: int | None = None) -> tuple[str, int]:
     """Read an open file to its end, or up to a limit.
 
     Args:
         fd: open for reading.
-        stop: cancels the reading.
+        stop: cancels the reading; None for a small file.
         limit: bytes to read at most; None for all.
 
     Returns:
@@ -120,12 +120,14 @@ def content_digest(fd: int, stop: StopFlag, limit: int | None = None) -> tuple[s
     # Slow to import, and few workers are asked for a digest.
     import hashlib
 
-    digest, size, block = hashlib.sha256(), 0, memoryview(bytearray(_BUFFER_BYTES))
+    largest = _BUFFER_BYTES if limit is None else min(limit, _BUFFER_BYTES)
+    digest, size, block = hashlib.sha256(), 0, memoryview(bytearray(largest))
     # By the file's own offset: files of /proc do not accept any other.
     while length := os.readv(fd, [block if limit is None else block[: limit - size]]):
         digest.update(block[:length])
         size += length
-        raise_if_cancelled(stop)
+        if stop is not None:
+            raise_if_cancelled(stop)
     return digest.hexdigest(), size
 
 

@@ -43,16 +43,20 @@ def create_directory(path: str, *, recursive: bool, permissions: int | None = No
         os.mkdir(path, mode)
         return
     missing: list[tuple[str, int]] = []
-    while not _ensure_directory(path, mode):
+    while not ensure_directory(path, mode):
         missing.append((path, mode))
         path, mode = os.path.dirname(path), _DEFAULT_MODE
     for path, mode in reversed(missing):
-        if not _ensure_directory(path, mode):
+        if not ensure_directory(path, mode):
             os.mkdir(path, mode)  # another process has removed it
 
 
-def _ensure_directory(path: str, mode: int) -> bool:
-    """Make one directory unless it exists; False if its parent is missing."""
+def ensure_directory(path: str, mode: int) -> bool:
+    """Make one directory unless it exists; False if its parent is missing.
+
+    Raises:
+        OSError: it cannot be made; EEXIST if something else is there.
+    """
     try:
         os.mkdir(path, mode)
     except FileNotFoundError:

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, TypeVarTuple
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, TypeVarTuple
+
+from execprotocol.errors import RpcError, file_error
 
 # Operations import these two late, for the start of an fs worker. The daemon loads them at its own start,
 # before the table of descriptors is full or the files are replaced.
 from execserver.filesystem import replacing, tree_operations  # noqa: F401
 from execserver.filesystem.blocking import BlockingCalls
+from execserver.filesystem.cancel import RequestCancelled, raise_if_cancelled
 from execserver.filesystem.descriptors import Descriptor, Descriptors
 from execserver.filesystem.opening import open_to_read, open_to_replace
 from execserver.filesystem.operations import Operation
-from execserver.filesystem.reading import LargeFile, begin_reading, digest
+from execserver.filesystem.reading import LargeFile, begin_reading, digest, find
 from execserver.filesystem.writing import write_file
 
 if TYPE_CHECKING:
-    from execprotocol.filesystem import DigestResult
+    from execprotocol.filesystem import DigestResult, FoundFile
     from execserver.filesystem.cancel import StopFlag
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 HandleMode = Literal["read", "replace"]
+
+
+class OperationCall(NamedTuple, Generic[T]):
+    """An operation of the table, and its arguments after the stop flag."""
+
+    operation: Operation[*tuple[Any, ...], T]
+    arguments: tuple[Any, ...]
 
 
 class Files(Protocol):
@@ -50,6 +61,12 @@ class Files(Protocol):
 
     def digest(self, path: str, size: int | None = None) -> Awaitable[DigestResult]:
         """The digest of a file (`reading.digest`)."""
+
+    def run_each(self, requests: Sequence[OperationCall[T]]) -> Awaitable[list[T | RpcError]]:
+        """Carry out operations of the table one after the other; the result or the error of each."""
+
+    def find(self, paths: Sequence[str], most: int) -> Awaitable[list[FoundFile | RpcError]]:
+        """Describe paths, and read small files up to so many bytes in total (`reading.find`)."""
 
 
 class DirectFiles:
@@ -88,6 +105,49 @@ class DirectFiles:
     def digest(self, path: str, size: int | None = None) -> Awaitable[DigestResult]:
         """See `Files`."""
         return self._calls.run(digest, path, self._calls.stop, size)
+
+    def run_each(self, requests: Sequence[OperationCall[T]]) -> Awaitable[list[T | RpcError]]:
+        """See `Files`."""
+        return self._calls.run(_run_each, requests, self._calls.stop)
+
+    def find(self, paths: Sequence[str], most: int) -> Awaitable[list[FoundFile | RpcError]]:
+        """See `Files`."""
+        return self._calls.run(_find_each, paths, most, self._calls.stop)
+
+
+def content_size(found: FoundFile | RpcError) -> int:
+    """How many bytes of content a result of `find` has."""
+    text = "" if isinstance(found, RpcError) else found.get("dataBase64", "")
+    return len(text) // 4 * 3 - text[-2:].count("=")
+
+
+def _run_each(requests: Sequence[OperationCall[T]], stop: StopFlag) -> list[T | RpcError]:
+    outcomes = []
+    for request in requests:
+        raise_if_cancelled(stop)
+        outcomes.append(_outcome(partial(request.operation.function, stop, *request.arguments)))
+    return outcomes
+
+
+def _find_each(paths: Sequence[str], most: int, stop: StopFlag) -> list[FoundFile | RpcError]:
+    outcomes = []
+    for path in paths:
+        raise_if_cancelled(stop)
+        outcome = _outcome(partial(find, path, most))
+        most -= content_size(outcome)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _outcome(function: Callable[[], T]) -> T | RpcError:
+    try:
+        return function()
+    except RequestCancelled:
+        raise
+    except RpcError as error:
+        return error
+    except OSError as error:
+        return file_error(error)
 
 
 def _open(path: str, mode: HandleMode, permissions: int | None, descriptors: Descriptors) -> Descriptor:

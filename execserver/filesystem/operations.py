@@ -10,6 +10,7 @@ starts sooner.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -57,7 +58,8 @@ class Operation(Generic[*Ts, T]):
     """One row of the table. `operation` makes it of a function.
 
     Args:
-        function: carries it out. It takes a stop flag, then paths (as `str`), numbers, flags and None.
+        function: carries it out. It takes a stop flag, then paths (as `str`), content (as `bytes`), numbers,
+            flags and None.
         result: the format of its result.
         reads: which arguments are paths that a pattern of the policy may deny: the position of the argument,
             and whether a link at its end is followed.
@@ -260,6 +262,33 @@ def install(
 
     wanted = replacing.Attributes(permissions, modified, accessed)
     return replacing.install(source, destination, wanted, stop)
+
+
+# The old content is read only to be restored after a failure, into a file that no request can open.
+@operation(FLAG, reads=())
+def put_file(
+    stop: StopFlag,
+    path: str,
+    content: bytes,
+    sha256: str | None,
+    keep_mode: bool,
+    permissions: int,
+    modified: int | None,
+    accessed: int | None,
+) -> bool:
+    """A file of `fs/putFiles` (`replacing.put`); times in nanoseconds since 1970."""
+    from execserver.filesystem import replacing
+
+    wanted = replacing.Attributes(permissions, modified, accessed)
+    return replacing.put(path, content, sha256, wanted, keep_mode=keep_mode, stop=stop)
+
+
+@operation(FLAG, reads=())
+def put_directory(stop: StopFlag, path: str, permissions: int) -> bool:
+    """A directory of `fs/putFiles` (`directories.ensure_directory`). It is never written in place."""
+    if not directories.ensure_directory(path, permissions):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return False
 
 
 @operation(NOTHING, reads=())

@@ -1,4 +1,4 @@
-"""`fs/readFile` and `fs/digest`. A small file is read in one piece, a large one as a stream.
+"""`fs/readFile`, `fs/getFiles` and `fs/digest`. A small file is read in one piece, a large one as a stream.
 
 The pieces of a stream are read and encoded in threads, a few ahead of the client: the use of memory does not
 depend on the size of the file.
@@ -7,6 +7,7 @@ depend on the size of the file.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -23,10 +24,11 @@ from execprotocol.limits import MAX_READ_FILE_BYTES
 from execserver.filesystem.blocking import BlockingCalls, run_in_background
 from execserver.filesystem.content import content_digest
 from execserver.filesystem.descriptors import Descriptor, Descriptors
+from execserver.filesystem.metadata import metadata, metadata_of
 from execserver.filesystem.opening import open_to_read, require_regular
 
 if TYPE_CHECKING:
-    from execprotocol.filesystem import DigestResult
+    from execprotocol.filesystem import DigestResult, FoundFile, Metadata
     from execserver.filesystem.cancel import StopFlag
 
 PIECE_BYTES = 768 << 10
@@ -132,6 +134,77 @@ def digest_opened(
 def _digest(fd: int, stop: StopFlag, limit: int | None) -> DigestResult:
     sha256, size = content_digest(fd, stop, limit)
     return {"sha256": sha256, "size": size}
+
+
+def find(path: str, most: int) -> FoundFile:
+    """A path of `fs/getFiles`, following links: its metadata, and its content if it is a regular file.
+
+    Args:
+        path: the path.
+        most: bytes of content; a larger file is described only.
+
+    Raises:
+        OSError: the path does not exist, or the file cannot be opened or read.
+    """
+    described = metadata(path, extended=True)
+    if not may_hold(described, most):
+        return described_only(described)
+    fd, _ = open_to_read(path)
+    try:
+        return _found(fd, most, is_link=described["isSymlink"])
+    finally:
+        os.close(fd)
+
+
+def find_opened(descriptor: Descriptor, descriptors: Descriptors, most: int, is_link: bool) -> FoundFile:
+    """The same of an open file; `descriptor` is released."""
+    try:
+        with descriptor.borrow() as fd:
+            return _found(fd, most, is_link=is_link)
+    finally:
+        descriptors.release(descriptor)
+
+
+def may_hold(described: Metadata, most: int) -> bool:
+    """Whether a path is a regular file of at most so many bytes."""
+    return described["isFile"] and described["size"] <= most
+
+
+def described_only(described: Metadata) -> FoundFile:
+    """The result for a path whose content is not returned."""
+    return {
+        "isDirectory": described["isDirectory"],
+        "isFile": described["isFile"],
+        "isSymlink": described["isSymlink"],
+        "size": described["size"],
+        "permissions": described["permissions"],
+        "modifiedAtNs": described["modifiedAtNs"],
+        "accessedAtNs": described["accessedAtNs"],
+    }
+
+
+def _found(fd: int, most: int, *, is_link: bool) -> FoundFile:
+    status = os.fstat(fd)
+    found = described_only(metadata_of(status, is_link=is_link, extended=True))
+    size = status.st_size
+    if size > most or not found["isFile"]:
+        return found
+    # The files of /proc do not report their size, and are other ones at each read.
+    content = read_at(fd, size, 0) if size else _read_on(fd, most + 1)
+    if len(content) == size or (not size and len(content) <= most):
+        found["dataBase64"] = pybase64.b64encode(content).decode()
+        again = read_at(fd, size, 0) if size else content
+        found["sha256"] = hashlib.sha256(again).hexdigest()
+    return found
+
+
+def _read_on(fd: int, most: int) -> bytes:
+    """Read on to the end of a file, up to so many bytes."""
+    parts = []
+    while most and (part := os.read(fd, most)):
+        parts.append(part)
+        most -= len(part)
+    return b"".join(parts)
 
 
 class FileStream(AsyncGenerator[bytes, None]):

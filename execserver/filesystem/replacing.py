@@ -23,9 +23,9 @@ import os
 import stat
 from contextlib import suppress
 
-from execprotocol.errors import InvalidRequest
+from execprotocol.errors import InternalError, InvalidRequest
 from execprotocol.path_text import printable_path
-from execserver.filesystem.content import copy_content, reserve
+from execserver.filesystem.content import content_digest, copy_content, reserve
 from execserver.filesystem.opening import ALWAYS, may_write, open_to_write
 
 TYPE_CHECKING = False
@@ -278,6 +278,52 @@ def install(source: str, destination: str, wanted: Attributes, stop: StopFlag) -
         os.close(fd)
 
 
+def put(
+    path: str, content: bytes, sha256: str | None, wanted: Attributes, *, keep_mode: bool, stop: StopFlag
+) -> bool:
+    """A file of `fs/putFiles`: make it with its content, or replace the content of an existing one.
+
+    Args:
+        path: the file; links are followed.
+        content: the whole content.
+        sha256: the digest that the new file must have before it gets its name; None for any.
+        wanted: what the file gets.
+        keep_mode: whether an existing file keeps its permission bits.
+        stop: cancels writing in place; the old content is restored.
+
+    Returns:
+        Whether an existing file was written in place.
+
+    Raises:
+        InvalidRequest: another kind of file is there.
+        InternalError: the new file differs from the digest.
+        OSError: the file cannot be written. It is unchanged.
+    """
+    target, existing = resolve_destination(path)
+    if existing is not None:
+        if stat.S_ISDIR(existing.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _require_regular(path, existing)
+        if keep_mode:
+            wanted = Attributes(None, wanted.modified, wanted.accessed)
+    try:
+        _put_whole(target, existing, content, sha256, wanted)
+    except InvalidRequest:
+        pass  # the owner of the existing file cannot be kept
+    except OSError as error:
+        if existing is None or not can_be_written_only(error):
+            raise
+    else:
+        return False
+    fd = os.memfd_create("fs/putFiles")
+    try:
+        _fill(fd, content, sha256)
+        overwrite(fd, target, wanted, stop)
+    finally:
+        os.close(fd)
+    return True
+
+
 def overwrite(original: int, target: str, wanted: Attributes, stop: StopFlag) -> None:
     """Write the content of an open file into an existing regular file, in place.
 
@@ -336,6 +382,38 @@ def _renamed(source: str, fd: int, target: str, existing: os.stat_result | None,
             raise
         return False
     return True
+
+
+def _put_whole(
+    target: str, existing: os.stat_result | None, content: bytes, sha256: str | None, wanted: Attributes
+) -> None:
+    for named in (False, True):
+        replacement = Replacement(target, existing, named=named)
+        try:
+            _fill(replacement.fd, content, sha256)
+            if existing is not None:
+                inherit_attributes(target, replacement.fd)
+            wanted.set(replacement.fd)
+            replacement.commit()
+        except CannotNameError:
+            if named:
+                raise
+        else:
+            return
+        finally:
+            replacement.close()
+
+
+def _fill(fd: int, content: bytes, sha256: str | None) -> None:
+    """Write a content to an empty file, and compare its digest."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(fd, left) :]
+    if sha256 is not None:
+        os.lseek(fd, 0, os.SEEK_SET)
+        found, _ = content_digest(fd, None, len(content))
+        if found != sha256:
+            raise InternalError(f"the written content has the SHA-256 {found}, not {sha256}", name="io_error")
 
 
 def _save_content(target: str, size: int) -> int | None:

@@ -11,17 +11,26 @@ import asyncio
 import errno
 import marshal
 import os
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from execprotocol.errors import RpcError, file_error
 from execserver.filesystem import operations
 from execserver.filesystem.blocking import BlockingCalls
+from execserver.filesystem.cancel import RequestCancelled
 from execserver.filesystem.descriptors import Descriptor, Descriptors
-from execserver.filesystem.files import HandleMode
+from execserver.filesystem.files import HandleMode, OperationCall, content_size
 from execserver.filesystem.opening import require_regular
 from execserver.filesystem.operations import Operation
-from execserver.filesystem.reading import LargeFile, begin_reading_opened, check_reply_size, digest_opened
+from execserver.filesystem.reading import (
+    LargeFile,
+    begin_reading_opened,
+    check_reply_size,
+    described_only,
+    digest_opened,
+    find_opened,
+    may_hold,
+)
 from execserver.filesystem.small import SmallFiles
 from execserver.filesystem.writing import Content, check_content, write_opened
 from execserver.fsworker.client import Adopt, Answer
@@ -30,7 +39,7 @@ from execserver.sandbox.glob_patterns import refuse_denied
 from execserver.sandbox.policy import Policy, normal
 
 if TYPE_CHECKING:
-    from execprotocol.filesystem import DigestResult
+    from execprotocol.filesystem import DigestResult, FoundFile
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -144,6 +153,31 @@ class ConfinedFiles:
         descriptor = await self._calls.run(_require_regular, descriptor, path, self._descriptors)
         return await self._calls.run(digest_opened, descriptor, self._descriptors, self._calls.stop, size)
 
+    async def run_each(self, requests: Sequence[OperationCall[T]]) -> list[T | RpcError]:
+        """See `Files`."""
+        outcomes: list[T | RpcError] = []
+        for operation, arguments in requests:
+            running: Coroutine[Any, Any, T] = self.run(operation, *arguments)
+            outcomes.append(await _outcome(running))
+        return outcomes
+
+    async def find(self, paths: Sequence[str], most: int) -> list[FoundFile | RpcError]:
+        """See `Files`."""
+        outcomes = []
+        for path in paths:
+            outcome = await _outcome(self._find(path, most))
+            most -= content_size(outcome)
+            outcomes.append(outcome)
+        return outcomes
+
+    async def _find(self, path: str, most: int) -> FoundFile:
+        described = await self.run(operations.metadata, path, True)
+        if not may_hold(described, most):
+            return described_only(described)
+        descriptor = await self._open_to_read(path)
+        is_link = described["isSymlink"]
+        return await self._calls.run(find_opened, descriptor, self._descriptors, most, is_link)
+
     # -- requests
 
     async def _run(self, operation: Operation[*Ts, T], arguments: tuple[*Ts]) -> bytes:
@@ -160,7 +194,7 @@ class ConfinedFiles:
     def _request(
         self, adopt: Adopt | None, name: str, *arguments: object, newest: bool = False
     ) -> asyncio.Future[Answer]:
-        values = [_encoded(value) if isinstance(value, str) else value for value in arguments]
+        values = [_encoded(value) for value in arguments]
         payload = marshal.dumps([name, *values])
         answer = self._pool.ask(self._policy, self._requests, payload, adopt, newest=newest)
         return self._requests.add(answer)
@@ -212,16 +246,29 @@ class ConfinedFiles:
         refuse_denied(self._policy.deny_globs, path)
 
 
-def _encoded(path: str) -> bytes:
-    """The bytes of a path.
+def _encoded(argument: object) -> object:
+    """An argument for the worker (`frames.py`).
 
     Raises:
-        InternalError: it is too long.
+        InternalError: a path is too long.
     """
-    encoded = os.fsencode(path)
+    if isinstance(argument, bytes):
+        return (argument,)
+    if not isinstance(argument, str):
+        return argument
+    encoded = os.fsencode(argument)
     if len(encoded) > _MAX_PATH_BYTES:
         raise file_error(OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)))
     return encoded
+
+
+async def _outcome(result: Coroutine[Any, Any, T]) -> T | RpcError:
+    try:
+        return await result
+    except RequestCancelled:
+        raise
+    except RpcError as error:
+        return error
 
 
 def _write(descriptor: Descriptor, content: Content, descriptors: Descriptors) -> None:

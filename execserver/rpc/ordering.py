@@ -300,6 +300,14 @@ class AccessTable:
         """Every file that is edited, or whose mode is copied."""
         return tuple(_of_edits(params))
 
+    def of_put(self, params: fs.PutFilesParams) -> tuple[ResourceAccess, ...]:
+        """Every path of a batch that is written."""
+        return tuple(ResourceAccess(Mode.WRITE, entry.path) for entry in params.entries)
+
+    def of_get(self, params: fs.GetFilesParams) -> tuple[ResourceAccess, ...]:
+        """Every path of a batch that is read."""
+        return tuple(ResourceAccess(Mode.READ, path) for path in params.paths)
+
     def of_open(self, params: fs.OpenParams) -> tuple[ResourceAccess, ...]:
         """The handle and its path."""
         if params.mode == "read":
@@ -365,6 +373,8 @@ _ACCESSES_OF: Final[dict[str, Callable[[AccessTable, Any], tuple[ResourceAccess,
     "fs/rename": AccessTable.of_rename,
     "fs/install": AccessTable.of_rename,
     "fs/applyEdits": AccessTable.of_edits,
+    "fs/putFiles": AccessTable.of_put,
+    "fs/getFiles": AccessTable.of_get,
     "fs/open": AccessTable.of_open,
     "fs/writeBlock": AccessTable.of_write_block,
     "fs/readBlock": AccessTable.of_read_block,

@@ -209,7 +209,7 @@ def test_the_configuration_is_checked_and_the_worker_is_complete(programs: Path,
 def test_the_server_wants_the_client_of_its_own_version(wheels: Wheels) -> None:
     wanted = {name for name in requirements(wheels.server) if name.startswith("execclient[")}
     version = wheels.client.name.split("-")[1]
-    assert wanted == {f"execclient[cli,tools,ws]=={version}"} | {
+    assert wanted == {f"execclient[cli,ignore,tools,ws]=={version}"} | {
         f"execclient[{extra}]=={version}; extra == '{extra}'" for extra in EXTRAS.split(",")
     }
 

@@ -234,6 +234,57 @@ async def test_nothing_outside_is_changed(
     assert (outside / "file").read_text() == "ABC"
 
 
+async def test_a_batch_is_carried_out_inside_and_changes_nothing_outside(
+    caller: StubCaller, workspace: Path
+) -> None:
+    outside = workspace.parent / "outside"
+    (workspace / "old").write_text("old")
+    (workspace / "old").chmod(0o600)
+
+    def entries(*paths: Path) -> list[dict[str, Any]]:
+        return [
+            {"path": path_to_uri(str(path)), "permissions": 0o755}
+            | ({} if path.suffix == ".d" else {"dataBase64": "QUJD"})
+            for path in paths
+        ]
+
+    through_links = (workspace / "link" / "file", workspace / "link" / "new", workspace / "link" / "x.d")
+    directly = (outside / "file", outside / "new", outside / "x.d")
+    within = (workspace / "new.d", workspace / "new.d" / "file", workspace / "old")
+    batch = entries(*within, *through_links, *directly)
+
+    confined = await caller.call("fs/putFiles", entries=batch, keepMode=True, sandbox=_sandbox(workspace))
+
+    refused = {"error": {"code": -32603, "message": "Read-only file system (os error 30)"}}
+    assert confined == {"entries": [{"inPlace": False}] * 3 + [refused] * 6}
+    assert (workspace / "new.d" / "file").read_bytes() == (workspace / "old").read_bytes() == b"ABC"
+    assert stat.S_IMODE((workspace / "old").stat().st_mode) == 0o600
+    assert stat.S_IMODE((workspace / "new.d" / "file").stat().st_mode) == 0o755
+    assert os.listdir(outside) == ["file"]
+    assert (outside / "file").read_text() == "outside"
+
+    # The same batch works without a sandbox.
+    free = await caller.call("fs/putFiles", entries=batch)
+    assert free == {"entries": [{"inPlace": False}] * 9}
+    assert sorted(os.listdir(outside)) == ["file", "new", "x.d"]
+    assert (outside / "file").read_bytes() == b"ABC"
+
+
+async def test_a_batch_is_read_inside_as_without_a_sandbox(caller: StubCaller, workspace: Path) -> None:
+    (workspace / "large").write_bytes(bytes(100_000))
+    (workspace / "empty").touch()
+    os.mkfifo(workspace / "fifo")
+    names = ("file", "large", "link", "link/file", "empty", "fifo", "missing", "file/below")
+    for most in (4 << 20, 50_000, 0):
+        params = {"paths": [workspace / name for name in names], "maxBytes": most}
+        inside = await caller.call("fs/getFiles", **params, sandbox=_sandbox(workspace))
+        outside = await caller.call("fs/getFiles", **params)
+        for entry in (*inside["entries"], *outside["entries"]):
+            entry.pop("accessedAtNs", None)
+        assert inside == outside
+        assert ("dataBase64" in inside["entries"][1]) == (most > 100_000)
+
+
 async def test_errors_are_those_of_requests_without_a_sandbox(caller: StubCaller, workspace: Path) -> None:
     acts: list[tuple[str, dict[str, Any]]] = [
         ("fs/readFile", {"path": workspace / "missing"}),

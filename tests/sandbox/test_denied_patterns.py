@@ -76,8 +76,15 @@ def file_requests(host: Host, path: str, copy: str, sandbox: Json) -> dict[str, 
         host.client.call("fs/copy", {**ends, "recursive": False, "sandbox": sandbox})
         return str(host.client.call("fs/readFile", {"path": path_uri(copy)})["dataBase64"])
 
+    def batched() -> str:
+        (found,) = host.client.call("fs/getFiles", {"paths": [path_uri(path)], "sandbox": sandbox})["entries"]
+        if "error" in found:
+            raise ReplyError("fs/getFiles", found["error"]["code"], found["error"]["message"])
+        return str(found["dataBase64"])
+
     requests: dict[str, Callable[[], str]] = {
         "fs/readFile": lambda: str(host.client.call("fs/readFile", where)["dataBase64"]),
+        "fs/getFiles": batched,
         "fs/open": opened,
         "fs/digest": lambda: str(host.client.call("fs/digest", where)),
         "fs/copy": copied,
@@ -109,7 +116,19 @@ def test_the_target_of_a_link_is_denied_by_all_its_names(anyones_host: Host, cas
             assert is_link or answer.startswith("refused: "), (way, name, answer)
             assert is_link or encoded not in answer
         free = file_requests(anyones_host, path, f"{copy}-free", None)
-        assert free["fs/readFile"] == free["fs/open"] == encoded
+        assert free["fs/readFile"] == free["fs/open"] == free["fs/getFiles"] == encoded
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_batch_cannot_replace_a_denied_file(host: Host, case: Case) -> None:
+    tree, sandbox = laid_out(host, case)
+    entries = [
+        {"path": path_uri(tree.base / way), "permissions": 0o644, "dataBase64": "eA=="}
+        for way in (case.secret, *case.ways)
+    ]
+    outcomes = host.client.call("fs/putFiles", {"entries": entries, "sandbox": sandbox})["entries"]
+    assert all("error" in outcome for outcome in outcomes), outcomes
+    assert (tree.base / case.secret).read_text() == SECRET
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -171,6 +171,30 @@ EXAMPLES = (
         {"sourcePath": _RENAMED, "destinationPath": _FILE, "permissions": 420},
         {},
     ),
+    Example(
+        "fs/putFiles",
+        "make a folder and a file in it, and try a file in a folder that does not exist",
+        {
+            "entries": [
+                {"path": f"{FOLDER}/batch", "permissions": 493},
+                {"path": f"{FOLDER}/batch/hello.txt", "permissions": 420, "dataBase64": _HELLO},
+                {"path": f"{FOLDER}/no/hello.txt", "permissions": 420, "dataBase64": _HELLO},
+            ]
+        },
+        {
+            "entries": [
+                {"inPlace": False},
+                {"inPlace": False},
+                {"error": {"code": -32004, "message": "No such file or directory (os error 2)"}},
+            ]
+        },
+    ),
+    Example(
+        "fs/getFiles",
+        "look for a file that does not exist",
+        {"paths": [f"{FOLDER}/no/hello.txt"]},
+        {"entries": [{"error": {"code": -32004, "message": "No such file or directory (os error 2)"}}]},
+    ),
     Example("fs/remove", "remove a file", {"path": _FILE}, {}),
     Example(
         "process/start",

@@ -182,6 +182,9 @@ ERRORS: dict[str, MethodError] = {
         "reply_too_large",
     ),
     "BadBase64": MethodError(InvalidRequest, "`dataBase64` is no standard base64; nothing was written."),
+    "BatchTooLarge": MethodError(
+        InvalidRequest, "The contents of the batch, or `maxBytes`, are above 4 MiB; nothing is done."
+    ),
     "EditsOverlap": MethodError(InvalidParams, "Two edits are of one place, by whatever names."),
     "EditConflict": MethodError(
         InvalidRequest,
@@ -286,6 +289,8 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
         *_CHANGE,
         *_SYSTEM,
     ),
+    "fs/putFiles": ("SandboxUnavailable", "SandboxRefused", "ForeignPath", "BatchTooLarge"),
+    "fs/getFiles": ("SandboxUnavailable", "SandboxRefused", "ForeignPath", "BatchTooLarge"),
     "fs/open": (*_PATH, "HandleRefused", "HandleExists", "NotAFile", "IsADirectory", *_CHANGE, *_SYSTEM),
     "fs/readBlock": ("BlockRefused", "InvalidArgument", "UnknownHandle", "HandleSandbox", "InputOutput"),
     "fs/writeBlock": (

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         Chunk,
         Copied,
         Entry,
+        LeftOut,
         Line,
         Page,
         ProcessInfo,
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
         RunResult,
         Stat,
         TextChunk,
+        TreeCopied,
+        TreeProgress,
         WalkEntry,
     )
 
@@ -114,6 +117,8 @@ __all__ = [
     "TextChunk",
     "TextStream",
     "TransferFailed",
+    "TreeCopied",
+    "TreeProgress",
     "UnknownMethod",
     "Unsupported",
     "UnsupportedUrl",

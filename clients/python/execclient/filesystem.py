@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -13,7 +13,7 @@ from execclient import arguments
 from execclient.arguments import AnyPath
 from execclient.connection.connection import Json
 from execclient.errors import NotFound, ProtocolFault, WalkIncomplete
-from execclient.results import Copied, Entry, Progress, Stat, WalkEntry
+from execclient.results import Copied, Entry, Progress, Stat, TreeCopied, WalkEntry
 from execclient.session.session import Session
 from execprotocol.limits import (
     MAX_BLOCK_BYTES,
@@ -25,6 +25,7 @@ from execprotocol.path_uri import parse_path_uri, path_to_uri
 
 if TYPE_CHECKING:
     from execclient.transfer import RemoteFile
+    from execclient.trees import Ignore, ShowTreeProgress
 
 WHOLE_FILE_BYTES = 32 << 20
 """Larger files are read and written in blocks: a message holds 64 MiB, and base64 adds a third."""
@@ -37,12 +38,8 @@ _SET_METADATA = "fs/setMetadata"
 ShowProgress = Callable[[Progress], None]
 
 
-class FileSystem:
-    """Files at the executor, as `executor.fs`.
-
-    Relative paths are relative to `executor.cwd`. Every method raises `NotFound` for a path that does not
-    exist, `Refused` if permission is denied, `SystemFailure` for other failures at the executor.
-    """
+class FileRequests:
+    """The methods of `FileSystem` that are a request or two each."""
 
     def __init__(self, session: Session, cwd: str) -> None:
         self._session = session
@@ -225,12 +222,13 @@ class FileSystem:
             Unsupported: the server does not serve `fs/setMetadata`.
         """
         self._session.require(_SET_METADATA)
-        times = {"accessedAtNs": ns[0], "modifiedAtNs": ns[1]}
-        await self._call(_SET_METADATA, {"path": self.uri(path), **times})
+        params = {"path": self.uri(path), "accessedAtNs": ns[0], "modifiedAtNs": ns[1]}
+        await self._call(_SET_METADATA, params)
 
     async def remove(self, path: AnyPath, *, recursive: bool = False, missing_ok: bool = False) -> None:
         """Remove a file, a link (not its target), or a directory, which must be empty unless `recursive`."""
-        await self._call("fs/remove", {"path": self.uri(path), "recursive": recursive, "force": missing_ok})
+        params = {"path": self.uri(path), "recursive": recursive, "force": missing_ok}
+        await self._call("fs/remove", params)
 
     async def copy(
         self,
@@ -285,6 +283,28 @@ class FileSystem:
             "overwrite": overwrite,
         }
         await self._call("fs/rename", params)
+
+    def _remote_file(self, path: AnyPath, *, writing: bool = False) -> RemoteFile:
+        from execclient.transfer import RemoteFile  # late: 6 ms, and most programs copy no file
+
+        return RemoteFile(self._session, self.uri(path), writing=writing)
+
+    async def _read_blocks(self, path: AnyPath) -> bytes:
+        async with self._remote_file(path) as file, aclosing(file.blocks()) as blocks:
+            return b"".join([block async for block in blocks])
+
+    async def _write_blocks(self, path: AnyPath, data: bytes) -> None:
+        async with self._remote_file(path, writing=True) as file:
+            for offset in range(0, len(data), MAX_BLOCK_BYTES):
+                await file.write(offset, data[offset : offset + MAX_BLOCK_BYTES])
+
+
+class FileSystem(FileRequests):
+    """Files at the executor, as `executor.fs`.
+
+    Relative paths are relative to `executor.cwd`. Every method raises `NotFound` for a path that does not
+    exist, `Refused` if permission is denied, `SystemFailure` for other failures at the executor.
+    """
 
     async def digest(self, path: AnyPath, size: int | None = None) -> str:
         """The SHA-256 of a file, as 64 hexadecimal digits.
@@ -383,19 +403,86 @@ class FileSystem:
             local, path, verify=verify, preserve_times=preserve_times
         )
 
-    def _remote_file(self, path: AnyPath, *, writing: bool = False) -> RemoteFile:
-        from execclient.transfer import RemoteFile  # late: 6 ms, and most programs copy no file
+    async def download_tree(
+        self,
+        path: AnyPath,
+        local: AnyPath,
+        *,
+        ignore: Iterable[str] | Ignore | None = None,
+        preserve_times: bool = False,
+        progress: ShowTreeProgress | None = None,
+    ) -> TreeCopied:
+        """Copy a directory with everything below it from the executor to this machine.
 
-        return RemoteFile(self._session, self.uri(path), writing=writing)
+        Small files arrive in batches, up to 32 larger ones at the same time. Each file is copied as by
+        `download`: it appears with its whole, compared content. Files that exist are replaced, and others
+        stay. What cannot be copied is reported in the result: single files, links to directories, devices,
+        sockets and FIFOs. A link to a file is copied as that file. Dangling links are ignored.
 
-    async def _read_blocks(self, path: AnyPath) -> bytes:
-        async with self._remote_file(path) as file, aclosing(file.blocks()) as blocks:
-            return b"".join([block async for block in blocks])
+        After a lost connection the copy continues. New directories get the permission bits of their source.
 
-    async def _write_blocks(self, path: AnyPath, data: bytes) -> None:
-        async with self._remote_file(path, writing=True) as file:
-            for offset in range(0, len(data), MAX_BLOCK_BYTES):
-                await file.write(offset, data[offset : offset + MAX_BLOCK_BYTES])
+        Args:
+            path: a directory at the executor.
+            local: the directory of the copy itself, not the one above it; it is created with its parents.
+            ignore: what to leave out: patterns as in a .gitignore file at the top of the tree, which need the
+                extra `execclient[ignore]`, or a function that is called with each path, relative to the top,
+                and whether it is a directory. What is below an ignored directory is not looked at.
+            preserve_times: keep times, and set modes of existing files and directories, too, as `cp -p`.
+            progress: called after each batch and each block.
+
+        Raises:
+            TransferFailed: `path` is no directory, or a path is too long for this machine.
+            Unsupported: the server does not report times, for `preserve_times`.
+            OSError: a local directory cannot be created, or the disk is full.
+            ImportError: patterns need `pathspec`, which is not installed.
+            ValueError: a pattern is invalid.
+        """
+        if preserve_times:
+            self._session.require(_SET_METADATA)
+        from execclient.tree_download import TreeDownload  # late, as in `_remote_file`
+        from execclient.trees import ignore_function
+
+        transfer = TreeDownload(
+            self, self._session, ignore_function(ignore), preserve_times=preserve_times, progress=progress
+        )
+        return await transfer.run(arguments.path(path), arguments.path(local, "local"))
+
+    async def upload_tree(
+        self,
+        local: AnyPath,
+        path: AnyPath,
+        *,
+        ignore: Iterable[str] | Ignore | None = None,
+        preserve_times: bool = False,
+        progress: ShowTreeProgress | None = None,
+    ) -> TreeCopied:
+        """Copy a directory with everything below it from this machine to the executor.
+
+        The rules are those of `download_tree`. Each file is copied as by `upload`.
+
+        Args:
+            local: a directory of this machine.
+            path: the directory of the copy itself at the executor, not the one above it; it is created with
+                its parents.
+            ignore: as for `download_tree`.
+            preserve_times: keep times, and set modes of existing files and directories, too, as `cp -p`.
+            progress: called after each batch and each block.
+
+        Raises:
+            OSError: the local directory cannot be listed.
+            SystemFailure: a directory cannot be created, or the executor's disk is full.
+            Unsupported: the server does not serve `fs/rename`, or `fs/install` for `preserve_times`.
+            ImportError: patterns need `pathspec`, which is not installed.
+            ValueError: a pattern is invalid.
+        """
+        self._session.require("fs/rename", *(["fs/install"] if preserve_times else []))
+        from execclient.tree_upload import TreeUpload  # late, as in `_remote_file`
+        from execclient.trees import ignore_function
+
+        transfer = TreeUpload(
+            self, self._session, ignore_function(ignore), preserve_times=preserve_times, progress=progress
+        )
+        return await transfer.run(arguments.path(local, "local"), arguments.path(path))
 
 
 def _is_name(text: str) -> bool:

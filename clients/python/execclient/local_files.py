@@ -150,6 +150,58 @@ def opened(local: str | os.PathLike[str]) -> Iterator[LocalSource]:
         stream.close()
 
 
+def read_small(local: str, most: int) -> tuple[bytes, Attributes] | None:
+    """Read a regular file of at most so many bytes, up to the size that it has when it is opened.
+
+    Returns:
+        None if it is larger, shrinks meanwhile, or is no regular file any more.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(os.open(local, os.O_RDONLY | _NON_BLOCKING), "rb", 0) as file:
+        status = os.fstat(file.fileno())
+        size = status.st_size
+        if size > most or not stat.S_ISREG(status.st_mode):
+            return None
+        # The files of /proc report no size.
+        content = _read_up_to(file.fileno(), size or most + 1)
+        is_whole = len(content) == size or (not size and len(content) <= most)
+        return (content, Attributes.of(status)) if is_whole else None
+
+
+def _read_up_to(number: int, size: int) -> bytes:
+    content = os.read(number, size)
+    while content and len(content) < size and (more := os.read(number, size - len(content))):
+        content += more
+    return content
+
+
+def write_small(local: str, content: bytes, mode: int | None, preserved: Attributes | None) -> bool | None:
+    """Write a whole file, as `LocalTarget` does.
+
+    Returns:
+        Whether it was written in place; None if something else than a regular file is there.
+
+    Raises:
+        OSError: the file cannot be written; it is unchanged.
+    """
+    try:
+        if not stat.S_ISREG(os.stat(local).st_mode):
+            return None
+    except FileNotFoundError:
+        pass
+    not_waiting = threading.Event()
+    not_waiting.set()
+    target = LocalTarget(local, mode, not_waiting)
+    try:
+        target.file.write(content)
+        target.file.flush()
+        return target.commit(preserved)
+    finally:
+        target.close()
+
+
 class LocalTarget:
     """The local target of a download: a part file that replaces it, or a device or FIFO itself.
 
@@ -214,7 +266,8 @@ class LocalTarget:
 
     def close(self) -> None:
         """Close and remove the part file, after `commit` or in place of it."""
-        self.file.close()
+        with suppress(OSError):  # a full disk does not take what is still buffered
+            self.file.close()
         if self._part:
             with suppress(FileNotFoundError):
                 os.unlink(self._part)

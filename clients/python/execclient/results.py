@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 from pybase64 import b64decode
@@ -253,6 +253,47 @@ class Progress(NamedTuple):
     done: int
     total: int | None
     """None if the size is not known in advance."""
+
+
+class TreeProgress(NamedTuple):
+    """The progress of a tree's transfer."""
+
+    files: int
+    """Files that are at their destination."""
+    done: int
+    """Bytes that were transferred."""
+    total_files: int | None
+    """None until the whole tree has been listed, like the next one."""
+    total: int | None
+    """The size of all files in bytes."""
+
+
+class LeftOut(NamedTuple):
+    """A part of a tree that was not copied, or not with all of its attributes."""
+
+    path: str
+    reason: str
+    """A text for people, such as `Permission denied (os error 13)`."""
+    remote: bool
+    """Whether the path is at the executor."""
+
+
+@dataclass(slots=True)
+class TreeCopied:
+    """The result of a tree's transfer."""
+
+    files: int = 0
+    """Files that were copied."""
+    directories: int = 0
+    """Directories of the copy, including its top."""
+    size: int = 0
+    """Bytes that were copied."""
+    left_out: list[LeftOut] = field(default_factory=list)
+    """What was not copied, besides what `ignore` names."""
+    in_place: list[str] = field(default_factory=list)
+    """Files of the copy that could not be replaced, such as mount points, and were written in place."""
+    modes_kept: bool = True
+    """False if an older executor does not report or set permission bits."""
 
 
 class Copied(NamedTuple):

@@ -37,11 +37,10 @@ import execclient as core
 from execclient import arguments
 from execclient.arguments import AnyPath
 from execclient.errors import ExecutorClosed, OutputGap
-from execclient.filesystem import ShowProgress
 from execclient.loop_thread import Disposal, LoopCall, LoopThread
 from execclient.output_text import MAX_LINE
 from execclient.process_control import deprecated_scope, described, late
-from execclient.results import Chunk, Line, Progress, TextChunk
+from execclient.results import Chunk, Line, TextChunk
 
 __all__ = ["Executor", "FileSystem", "LineStream", "Process", "TextStream", "connect"]
 
@@ -99,13 +98,13 @@ def _transferring(
         show = kwargs.get("progress")
         if show is None:
             return self._thread.call(lambda: method(self._core, *args, **kwargs))
-        news: SimpleQueue[Progress | None] = SimpleQueue()
+        news: SimpleQueue[Any] = SimpleQueue()
         kwargs["progress"] = news.put
         transfer = LoopCall(self._thread, lambda: method(self._core, *args, **kwargs), lambda: news.put(None))
         try:
             transfer.start()
             for progress in iter(news.get, None):
-                cast("ShowProgress", show)(progress)
+                cast("Callable[[Any], None]", show)(progress)
         except BaseException:
             transfer.give_up()
             raise
@@ -582,3 +581,5 @@ class FileSystem:
     digest = _blocking(core.FileSystem.digest)
     download = _transferring(core.FileSystem.download)
     upload = _transferring(core.FileSystem.upload)
+    download_tree = _transferring(core.FileSystem.download_tree)
+    upload_tree = _transferring(core.FileSystem.upload_tree)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NotRequired
 from msgspec import Meta, ValidationError
 
 from execprotocol.limits import (
+    MAX_BATCH_BYTES,
+    MAX_BATCH_ENTRIES,
     MAX_BLOCK_BYTES,
     MAX_EDITS,
     MAX_HANDLE_ID_BYTES,
@@ -312,6 +314,70 @@ class ApplyEditsParams(_Sandboxed):
     """The edits: 1 to 10000, at most one per path. A folder created by one exists for the following ones."""
 
 
+class PutEntry(Params):
+    """A directory or a small file to create."""
+
+    path: PathUri
+    """The full path; links are followed. The folder above it must exist, or be an earlier entry."""
+
+    permissions: Permissions
+    """The permission bits, as a number, of a new file, or of a new directory less the daemon's umask."""
+
+    data_base64: Base64Bytes | None = None
+    """The whole content of a file, which may be empty; null for a directory. An existing directory is left as
+    it is."""
+
+    sha256: Sha256 | None = None
+    """The SHA-256 of the content in 64 hexadecimal digits. The daemon reads the new file again before the
+    file gets its name, and discards it if its content differs; null skips that."""
+
+    modified_at_ns: Nanoseconds | None = None
+    """The time of the last change of a file, in nanoseconds since 1970; null for now."""
+
+    accessed_at_ns: Nanoseconds | None = None
+    """The time of the last access of a file, in nanoseconds since 1970; null for now."""
+
+
+class PutFilesParams(_Sandboxed):
+    """Create directories and small files, or replace files, one after the other, in the given order.
+
+    Each file has all of its new content, or is as it was before, as with `fs/install`, which also says when a
+    file is written in place. If an entry fails, the others are carried out all the same. The request may be
+    repeated.
+    """
+
+    entries: Annotated[
+        list[PutEntry],
+        Meta(
+            min_length=1,
+            max_length=MAX_BATCH_ENTRIES,
+            extra={"error": f"`entries` has {{count}} entries: 1 to {MAX_BATCH_ENTRIES} are taken at a time"},
+        ),
+    ]
+    """The entries: 1 to 1000, with at most 4194304 bytes of content in total."""
+
+    keep_mode: bool = False
+    """Whether an existing file keeps its permission bits, as with cp(1)."""
+
+
+class GetFilesParams(_Sandboxed):
+    """Describe several paths, and read those of them that are small files; links are followed."""
+
+    paths: Annotated[
+        list[PathUri],
+        Meta(
+            min_length=1,
+            max_length=MAX_BATCH_ENTRIES,
+            extra={"error": f"`paths` has {{count}} paths: 1 to {MAX_BATCH_ENTRIES} are taken at a time"},
+        ),
+    ]
+    """The paths: 1 to 1000."""
+
+    max_bytes: Annotated[U64, stated(minimum=0, maximum=MAX_BATCH_BYTES)] = MAX_BATCH_BYTES
+    """How many bytes of content the result may have in total: at most 4194304. A file that is larger than the
+    rest is described only."""
+
+
 class WalkOptions(Params):
     """The limits of a walk."""
 
@@ -436,6 +502,76 @@ class PutResult(TypedDict):
 
     inPlace: NotRequired[Annotated[bool, EXTENSION]]
     """Whether the existing file could not be replaced, and was written in place."""
+
+
+class EntryError(TypedDict):
+    """Why one entry of several failed."""
+
+    code: int
+    """The number that a request for this entry alone would be answered with."""
+
+    message: str
+    """A sentence for people; for a failed system call the operating system's reason with its number."""
+
+
+class PutOutcome(TypedDict):
+    """What became of one entry. Without `error`, the file or directory is there."""
+
+    inPlace: NotRequired[bool]
+    """Whether an existing file could not be replaced, and was written in place; only for a file."""
+
+    error: NotRequired[EntryError]
+    """Why there is no such file or directory; a file that existed before is unchanged."""
+
+
+class PutFilesResult(TypedDict):
+    """The batch was carried out, apart from the entries with an `error`."""
+
+    entries: list[PutOutcome]
+    """What became of each entry, in their order."""
+
+
+class FoundFile(TypedDict):
+    """One path, as `fs/getMetadata` describes it, or the `error` alone."""
+
+    isDirectory: NotRequired[bool]
+    """Whether it is a directory."""
+
+    isFile: NotRequired[bool]
+    """Whether it is a regular file."""
+
+    isSymlink: NotRequired[bool]
+    """Whether the path itself is a symbolic link."""
+
+    size: NotRequired[U64]
+    """The size in bytes."""
+
+    permissions: NotRequired[int]
+    """The permission bits as a number, including the set-id and sticky bits."""
+
+    modifiedAtNs: NotRequired[int]
+    """The time of the last change of the content, in nanoseconds since 1970."""
+
+    accessedAtNs: NotRequired[int]
+    """The time of the last access, in nanoseconds since 1970."""
+
+    dataBase64: NotRequired[WrittenBase64]
+    """The content of a regular file, up to the size that it had when it was opened. Absent if it does not
+    fit, or if the file shrank meanwhile."""
+
+    sha256: NotRequired[Annotated[str, stated(pattern="^[0-9a-f]{64}$")]]
+    """The SHA-256 of as many bytes, read a second time: another one than that of `dataBase64` if the file was
+    changed meanwhile. For a file that reports no size, that of `dataBase64`."""
+
+    error: NotRequired[EntryError]
+    """Why the path cannot be described or read."""
+
+
+class GetFilesResult(TypedDict):
+    """The paths, and the contents that fit."""
+
+    entries: list[FoundFile]
+    """Each path, in their order."""
 
 
 class ReadFileResult(TypedDict):

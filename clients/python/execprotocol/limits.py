@@ -55,6 +55,11 @@ MAX_HANDLE_ID_BYTES = 32
 MAX_EDITS = 10_000
 """In one `fs/applyEdits`: far more than a patch has, and within the JSON values of a message."""
 
+MAX_BATCH_ENTRIES = 1000
+MAX_BATCH_BYTES = 4 << 20
+"""Of one `fs/putFiles` or `fs/getFiles`: its files, and the bytes of their contents. The server decodes so
+much within some milliseconds."""
+
 MAX_WALK_DEPTH = 64
 MAX_WALK_DIRECTORIES = 10_000
 MAX_WALK_ENTRIES = 50_000

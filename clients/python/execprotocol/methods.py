@@ -183,6 +183,8 @@ METHODS: dict[str, Method] = {
         Method(
             "fs/applyEdits", _FS, filesystem.ApplyEditsParams, filesystem.ApplyEditsResult, extension=True
         ),
+        Method("fs/putFiles", _FS, filesystem.PutFilesParams, filesystem.PutFilesResult, extension=True),
+        Method("fs/getFiles", _FS, filesystem.GetFilesParams, filesystem.GetFilesResult, extension=True),
         Method(
             "fs/open",
             _FS,

@@ -48,7 +48,7 @@ class Handlers:
         operation = OPERATIONS.get(name)
         if operation is None:
             return self._others[name](*arguments)
-        values = [os.fsdecode(value) if isinstance(value, bytes) else value for value in arguments]
+        values = [_decoded(value) for value in arguments]
         return operation.result.encode(operation.function(self._stop, *values)), None
 
     def open_to_read(self, path: bytes) -> Outcome:
@@ -127,6 +127,13 @@ class Handlers:
 
     def _is_kernel_file(self, fd: int) -> bool:
         return os.fstat(fd).st_dev in self._kernel_devices
+
+
+def _decoded(argument: object) -> object:
+    """An argument of an operation of the table (`frames.py`)."""
+    if isinstance(argument, bytes):
+        return os.fsdecode(argument)
+    return argument[0] if isinstance(argument, tuple) else argument
 
 
 def _kernel_devices() -> frozenset[int]:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pexpect
@@ -131,13 +132,14 @@ def test_without_a_reader_it_ends_as_others_do(execserver: CommandLine, there: P
         assert process.wait(20) == 141
 
 
-def test_a_bar_is_drawn_on_a_terminal_only(execserver: CommandLine, there: Path) -> None:
+def test_progress_is_shown_on_a_terminal_only(execserver: CommandLine, there: Path) -> None:
     (there / "file").write_bytes(DATA)
     command = " ".join([*EXECSERVER, "cp", f":{there}/file", f"{execserver.folder}/back"])
 
-    drawn = pexpect.run(command, env=execserver.environment, timeout=20, encoding="utf-8")
-    assert "file" in drawn
-    assert "MiB" in drawn
+    drawn = str(pexpect.run(command, env=execserver.environment, timeout=20, encoding="utf-8"))
+    assert "file  100%  3.3 MiB of 3.3 MiB" in drawn
+    assert "MiB/s" in drawn
+    assert drawn.endswith("\r\n")
     assert execserver("cp", f":{there}/file", "back").stderr == b""
 
 
@@ -193,3 +195,119 @@ async def test_a_server_cannot_write_beside_the_destination(tmp_path: Path) -> N
     assert process.returncode == 125
     assert b"'../../evil'" in errors
     assert [str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()] == []
+
+
+def test_several_sources_go_into_a_directory(execserver: CommandLine, there: Path) -> None:
+    here = execserver.folder
+    (here / "tree" / "d").mkdir(parents=True)
+    for name in ("one", "two", "tree/d/three"):
+        (here / name).write_text(name)
+    (there / "copies").mkdir()
+    (here / "back").mkdir()
+
+    done = execserver("cp", "-r", "--json", "one", "two", "tree", f":{there}")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout) == {
+        "sources": ["one", "two", "tree"], "destination": f":{there}", "files": 3, "bytes": 18,
+        "leftOut": [], "inPlace": [],
+    }  # fmt: skip
+    remote = [f":{there}/{name}" for name in ("one", "two", "tree")]
+    assert execserver("cp", "-r", *remote, f":{there}/copies").returncode == 0
+    assert execserver("cp", "-r", *remote, "back").returncode == 0
+
+    for folder in (there, there / "copies", here / "back"):
+        for name in ("one", "two", "tree/d/three"):
+            assert (folder / name).read_text() == name
+
+
+def test_of_several_sources_those_that_are_missing_are_reported(execserver: CommandLine, there: Path) -> None:
+    for folder in (execserver.folder, there):
+        (folder / "one").write_text("1")
+        (folder / "d").mkdir()
+    (execserver.folder / "back").mkdir()
+
+    up = execserver("cp", "no", "d", "one", f":{there}/d")
+    down = execserver("cp", f":{there}/no", f":{there}/d", f":{there}/one", "back")
+
+    for done, folder in ((up, there / "d"), (down, execserver.folder / "back")):
+        assert done.returncode == 1
+        assert [b"No such file" in line or b"use -r" in line for line in done.stderr.splitlines()] == [
+            True
+        ] * 2
+        assert os.listdir(folder) == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["one", ":{there}/one", "back"], 2, b"all on this machine, or all on the daemon's"),
+        (["one", "two", "back"], 2, b"must be on the daemon's machine"),
+        (["-", "one", ":{there}"], 2, b"cannot be copied together with other files"),
+        ([":{there}/one", ":{there}/two", "-"], 2, b"cannot be copied together with other files"),
+        (["one", "two", ":{there}/one"], 125, b"one: not a directory, for several sources"),
+        ([":{there}/one", ":{there}/two", "no"], 125, b"no: not a directory, for several sources"),
+    ],
+)
+def test_several_sources_need_one_side_and_a_directory(
+    execserver: CommandLine, there: Path, arguments: list[str], status: int, text: bytes
+) -> None:
+    for folder in (execserver.folder, there):
+        for name in ("one", "two"):
+            (folder / name).write_text("old")
+
+    done = execserver("cp", *(each.format(there=there) for each in arguments))
+
+    assert (done.returncode, text in done.stderr) == (status, True), done.stderr
+    assert [path.read_text() for path in there.iterdir()] == ["old", "old"]
+    assert sorted(os.listdir(execserver.folder)) == ["one", "two"]
+
+
+def test_one_file_that_cannot_be_copied_does_not_end_the_copy_of_a_tree(
+    execserver: CommandLine, there: Path
+) -> None:
+    for name in ("a", "b", "c"):
+        (execserver.folder / "tree" / name).parent.mkdir(exist_ok=True)
+        (execserver.folder / "tree" / name).write_text(name)
+    (there / "tree" / "b").mkdir(parents=True)
+
+    done = execserver("cp", "-r", "tree", f":{there}")
+
+    assert done.returncode == 1
+    assert done.stderr == f"execserver: :{there}/tree/b: Is a directory (os error 21)\n".encode()
+    assert [(there / "tree" / name).read_text() for name in ("a", "c")] == ["a", "c"]
+
+
+def test_a_full_disk_ends_the_copy_of_a_tree(execserver: CommandLine, there: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("a mount in this namespace needs root")
+    (execserver.folder / "tree").mkdir()
+    for number in range(50):
+        (execserver.folder / "tree" / f"{number}").write_bytes(bytes(40_000))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", there], check=True)
+    try:
+        done = execserver("cp", "-r", "tree", f":{there}/tree")
+        whole = [path.stat().st_size for path in (there / "tree").iterdir()]
+    finally:
+        subprocess.run(["umount", there], check=True)
+
+    assert done.returncode == 125
+    assert done.stderr.startswith(f"execserver: :{there}/tree/".encode())
+    assert done.stderr.endswith(b": No space left on device (os error 28)\n")
+    assert set(whole) == {40_000}
+
+
+def test_what_is_excluded_is_not_copied(execserver: CommandLine, there: Path) -> None:
+    for name in ("keep/a.py", "keep/a.pyc", "build/x", ".git/config"):
+        (execserver.folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (execserver.folder / "tree" / name).write_text("x")
+    options = ("--exclude", "*.pyc", "--exclude", "/build", "--exclude=.git/")
+
+    assert execserver("cp", "-r", *options, "tree", f":{there}").returncode == 0
+    assert execserver("cp", "-r", "tree", f":{there}/whole").returncode == 0
+    assert execserver("cp", "-r", *options, f":{there}/whole", "back").returncode == 0
+    refused = execserver("cp", "-r", *options, f":{there}/whole", f":{there}/other")
+
+    for copy in (there / "tree", execserver.folder / "back"):
+        assert [str(path.relative_to(copy)) for path in copy.rglob("*")] == ["keep", "keep/a.py"]
+    assert (refused.returncode, b"--exclude" in refused.stderr) == (2, True)
+    assert not (there / "other").exists()

@@ -228,6 +228,15 @@ def use_files(witness: Witness, folder: Path) -> None:
     assert witness.refused("fs/applyEdits", edits=edits[:1]) == -32600
     assert witness.refused("fs/applyEdits", edits=edits[2:]) == -32004
     assert witness.refused("fs/applyEdits", edits=edits[:1] * 2) == -32602
+    entries: list[Json] = [
+        {"path": f"{below}/batch", "permissions": 0o700},
+        {"path": f"{below}/batch/file", "permissions": 0o600, "dataBase64": encode("x"), "modifiedAtNs": 5},
+        {"path": f"{below}/no/file", "permissions": 0o600, "dataBase64": ""},
+    ]
+    assert "error" in witness.call("fs/putFiles", entries=entries, keepMode=True)["entries"][2]
+    paths = [entry["path"] for entry in entries]
+    assert witness.call("fs/getFiles", paths=paths)["entries"][1]["dataBase64"] == encode("x")
+    assert witness.refused("fs/getFiles", paths=[]) == -32602
     witness.call("fs/remove", path=other)
     assert witness.refused("fs/getMetadata", path=other) == -32004
     assert witness.refused("fs/readFile", path=below) == -32600

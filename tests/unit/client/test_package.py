@@ -62,6 +62,7 @@ def test_the_public_names_are_these() -> None:
         *("RunResult", "Chunk", "TextChunk", "TextStream", "Line", "LineStream", "Page", "ProcessInfo"),
         *("Stat", "Entry", "WalkEntry", "Progress", "Copied"),
         *("ReadOnly", "WorkspaceWrite", "DangerFullAccess"),
+        *("TreeCopied", "TreeProgress", "LeftOut"),
     }
     assert failures <= set(execclient.__all__)
 

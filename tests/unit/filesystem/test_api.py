@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from execprotocol.errors import InvalidRequest
 from execprotocol.methods import METHODS
+from execprotocol.path_uri import path_to_uri
+from execserver.filesystem.blocking import CALLS_PER_CONNECTION
 from tests.unit.filesystem.caller import StubCaller
 
 _LIMITS = {"maxDepth": 1, "maxDirectories": 1, "maxEntries": 1, "followDirectorySymlinks": False}
@@ -133,3 +136,28 @@ async def test_the_plain_methods_do_what_they_say(caller: StubCaller, tmp_path: 
     }
     walked = await caller.call("fs/walk", path=tmp_path, options={**_LIMITS, "maxEntries": 9})
     assert [entry["kind"] for entry in walked["entries"]] == ["directory"]
+
+
+async def test_batches_let_the_other_requests_of_their_connection_pass(
+    caller: StubCaller, tmp_path: Path
+) -> None:
+    """There are as many batches as a connection has threads. If each kept its thread to its end, the other
+    request would come after one of them.
+    """
+    (tmp_path / "file").write_bytes(b"x")
+
+    def batch(number: int) -> Awaitable[Any]:
+        uris = [path_to_uri(f"{tmp_path}/{number}.{entry}") for entry in range(160)]
+        entries = [{"path": uri, "permissions": 0o644, "dataBase64": "eA=="} for uri in uris]
+        return caller.call("fs/putFiles", entries=entries)
+
+    ended: list[str] = []
+
+    async def note(name: str, request: Awaitable[Any]) -> None:
+        await request
+        ended.append(name)
+
+    requests = [note("batch", batch(number)) for number in range(CALLS_PER_CONNECTION)]
+    await asyncio.gather(*requests, note("other", caller.call("fs/digest", path=tmp_path / "file")))
+
+    assert ended == ["other"] + ["batch"] * CALLS_PER_CONNECTION

@@ -142,6 +142,22 @@ VALID: dict[str, dict[str, Any]] = {
         ],
         "sandbox": SANDBOX,
     },
+    "fs/putFiles": {
+        "entries": [
+            {
+                "path": "file:///a",
+                "permissions": 0o600,
+                "dataBase64": "eA==",
+                "sha256": "0" * 64,
+                "modifiedAtNs": 1,
+                "accessedAtNs": -1,
+            },
+            {"path": "file:///d", "permissions": 0o700},
+        ],
+        "keepMode": True,
+        "sandbox": SANDBOX,
+    },
+    "fs/getFiles": {"paths": ["file:///a", "file:///b"], "maxBytes": 5, "sandbox": SANDBOX},
     "fs/open": {**PATH, "handleId": "h", "mode": "replace", "permissions": 0o600},
     "fs/readBlock": {"handleId": "h", "offset": 0, "len": 1, "sandbox": SANDBOX},
     "fs/writeBlock": {"handleId": "h", "offset": 0, "chunk": "eA==", "sandbox": SANDBOX},

@@ -1,24 +1,38 @@
 """`execserver cp`: copy files and directories to the daemon's machine and back.
 
 A path that begins with `:` is on the daemon's machine; `-` is stdin or stdout. If the destination is a
-directory, the copy gets the source's name in it, as with cp(1).
+directory, the copies get the names of their sources in it, as with cp(1).
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from types import TracebackType
+from typing import Self
 
-from execclient import CallFailed, Copied, Executor, FileSystem, NotFound, Progress, Stat, SystemFailure
+from execclient import (
+    CallFailed,
+    Copied,
+    Executor,
+    LeftOut,
+    NotFound,
+    Progress,
+    Stat,
+    TreeCopied,
+    TreeProgress,
+)
 from execclient.commands.daemon import DaemonOptions
 from execclient.commands.failures import INCOMPLETE, CommandExit, print_message
 from execclient.commands.signals import Signals
-from execclient.local_files import Attributes, set_attributes, standard_stream
+from execclient.commands.terminal import printable, screen_size
+from execclient.local_files import standard_stream
+from execclient.trees import ignore_function
 
 REMOTE = ":"
 STREAM = "-"
@@ -26,20 +40,7 @@ STREAM = "-"
 _NO_NAMES = ("", ".", "..")
 """Last parts of paths that cannot name the copy in another directory."""
 
-_MOST_PATH_BYTES = 4096
-"""The kernel's limit, with the NUL. It also bounds the depth of the tree that a server lists."""
-
-Advance = Callable[[int], None]
-"""Called with the number of bytes that were copied since the last call."""
-
-
-class CopyFunction(Protocol):
-    """A copy in one direction."""
-
-    async def __call__(
-        self, executor: Executor, source: str, destination: str, options: CopyOptions
-    ) -> CopyPlan:
-        """CopyFunction; returns what was copied."""
+_REDRAW_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +51,17 @@ class CopyOptions:
     preserve: bool
     """Keep times, and set modes of existing files, too, as `cp -p` does."""
     quiet: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FileCopy:
-    """One file to copy, with resolved paths."""
-
-    source: str
-    destination: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class DirectoryCopy:
-    """One directory to create."""
-
-    destination: str
-    attributes: Attributes
-    """The attributes of the source."""
+    exclude: tuple[str, ...] = ()
+    """Patterns as in a .gitignore file, of what is left out of directories."""
 
 
 @dataclass(slots=True)
-class CopyPlan:
-    """The files and directories to copy; each directory comes after its parent."""
+class CopyReport:
+    """What was copied, and what was not."""
 
-    directories: list[DirectoryCopy] = field(default_factory=list)
-    files: list[FileCopy] = field(default_factory=list)
+    files: int = 0
+    size: int = 0
+    """Bytes of these files."""
     left_out: list[str] = field(default_factory=list)
     """What is not copied, with the reason."""
     in_place: list[str] = field(default_factory=list)
@@ -83,348 +69,345 @@ class CopyPlan:
     modes_kept: bool = True
     """False with an earlier version of the server, which neither reports nor sets modes."""
 
-    @property
-    def size(self) -> int:
-        """The total in bytes."""
-        return sum(file.size for file in self.files)
-
-    def note(self, path: str, copied: Copied) -> None:
-        """Record the result of one file."""
+    def add(self, path: str, copied: Copied) -> None:
+        """Record the copy of one file."""
+        self.files += 1
+        self.size += copied.size or 0
         self.modes_kept &= copied.mode_kept
         if copied.in_place:
             self.in_place.append(path)
 
+    def add_tree(self, copied: TreeCopied, prefix: str) -> None:
+        """Record the copy of a tree, whose paths get a prefix for messages."""
+        self.files += copied.files
+        self.size += copied.size
+        self.left_out += [_left_out(each) for each in copied.left_out]
+        self.in_place += [prefix + path for path in copied.in_place]
+        self.modes_kept &= copied.modes_kept
+
+    def print(self) -> None:
+        """Print a message for each thing that users should know of."""
+        for each in self.left_out:
+            print_message(each)
+        for each in self.in_place:
+            print_message(f"{each}: written in place, it cannot be replaced")
+        if not self.modes_kept:
+            print_message("this version of the server keeps no modes: new files have the default ones")
+
+
+def _left_out(each: LeftOut) -> str:
+    return f"{REMOTE if each.remote else ''}{each.path}: {each.reason}"
+
 
 async def cp(
-    daemon: DaemonOptions, source: str, destination: str, options: CopyOptions, *, as_json: bool
+    daemon: DaemonOptions, sources: Sequence[str], destination: str, options: CopyOptions, *, as_json: bool
 ) -> int:
-    """CopyFunction and report; returns 1 if something was not copied."""
-    copier = _copier(source, destination)
+    """Copy and report; returns 1 if something was not copied."""
+    _check_directions(sources, destination)
+    if options.exclude and sources[0].startswith(REMOTE) and destination.startswith(REMOTE):
+        raise CommandExit("--exclude is not available for a copy within the daemon's machine", 2)
+    report = CopyReport()
     async with daemon.connect() as executor:
         with Signals() as signals:
-            plan = await signals.unless_signalled(copier(executor, source, destination, options))
-    for each in plan.left_out:
-        print_message(each)
-    for each in plan.in_place:
-        print_message(f"{each}: written in place, it cannot be replaced")
-    if not plan.modes_kept:
-        print_message("this version of the server keeps no modes: new files have the default ones")
+            await signals.unless_signalled(_Copier(executor, destination, options, report).copy(sources))
+    report.print()
     if as_json:
-        members = {"source": source, "destination": destination, "files": len(plan.files), "bytes": plan.size}
+        which = {"source": sources[0]} if len(sources) == 1 else {"sources": [*sources]}
+        counts = {"destination": destination, "files": report.files, "bytes": report.size}
         print(
-            json.dumps({**members, "leftOut": plan.left_out, "inPlace": plan.in_place}),
+            json.dumps({**which, **counts, "leftOut": report.left_out, "inPlace": report.in_place}),
             flush=True,
         )
-    return INCOMPLETE if plan.left_out else 0
+    return INCOMPLETE if report.left_out else 0
 
 
-def _copier(source: str, destination: str) -> CopyFunction:
-    match source.startswith(REMOTE), destination.startswith(REMOTE):
-        case True, True:
-            return _copy_remote
-        case True, False:
-            return _download_to_stdout if destination == STREAM else _download
-        case False, True:
-            return _upload_stdin if source == STREAM else _upload
-    raise CommandExit("one of the two paths must be on the daemon's machine and begin with ':'", 2)
+def _check_directions(sources: Sequence[str], destination: str) -> None:
+    remote = {source.startswith(REMOTE) for source in sources}
+    if len(remote) > 1:
+        raise CommandExit("the sources must be all on this machine, or all on the daemon's", 2)
+    if remote == {False} and not destination.startswith(REMOTE):
+        raise CommandExit("one of the two paths must be on the daemon's machine and begin with ':'", 2)
+    if len(sources) > 1 and STREAM in (*sources, destination):
+        raise CommandExit(f"'{STREAM}' cannot be copied together with other files", 2)
 
 
-# -- to the daemon's machine
+class _Copier:
+    """The copies of one command."""
 
-
-async def _upload(executor: Executor, source: str, destination: str, options: CopyOptions) -> CopyPlan:
-    fs = executor.fs
-    local = Path(source)
-    name = local.resolve().name if local.name in _NO_NAMES else local.name
-    target = await _target(fs, _remote_path(destination), name)
-    if local.is_dir():
-        _require_recursive(options.recursive, source)
-        plan = _plan_upload(local, target)
-    else:
-        plan = CopyPlan(files=[FileCopy(source, target, local.stat().st_size)])
-    keeps = "fs/createDirectory.permissions" in executor.capabilities
-    made = await _create_remote(fs, plan, keeps=keeps)
-    with _progress(plan, quiet=options.quiet) as advance:
-        for file in plan.files:
-            with _in_errors(REMOTE + file.destination):
-                copied = await fs.upload(
-                    file.source,
-                    file.destination,
-                    progress=_FileProgress(advance),
-                    preserve_times=options.preserve,
-                )
-            plan.note(REMOTE + file.destination, copied)
-    if keeps:
-        # After its files: a directory may forbid writing, and each new name in it changes its time.
-        for folder in reversed(plan.directories):
-            await _set_remote_attributes(
-                fs, folder, new=folder.destination in made, preserve=options.preserve
-            )
-    return plan
-
-
-def _plan_upload(source: Path, destination: str) -> CopyPlan:
-    plan = CopyPlan()
-    for path, names, files in os.walk(source, onerror=_raise):
-        there = str(PurePosixPath(destination, Path(path).relative_to(source)))
-        plan.directories.append(DirectoryCopy(there, Attributes.of(os.stat(path))))
-        for name in sorted(names):
-            if os.path.islink(os.path.join(path, name)):
-                plan.left_out.append(f"{os.path.join(path, name)}: a link to a directory is not copied")
-        for name in sorted(files):
-            file = Path(path, name)
-            if file.is_file():
-                plan.files.append(FileCopy(str(file), f"{there}/{name}", file.stat().st_size))
-            else:
-                plan.left_out.append(f"{file}: neither a file nor a directory")
-    return plan
-
-
-async def _create_remote(fs: FileSystem, plan: CopyPlan, *, keeps: bool) -> set[str]:
-    """Create the directories, readable by their owner only until their files are copied.
-
-    Returns:
-        Those that did not exist before.
-    """
-    made = set()
-    for number, folder in enumerate(plan.directories):
-        path = folder.destination
-        with _in_errors(REMOTE + path):
-            if not keeps:
-                await fs.mkdir(path, parents=True)
-                continue
-            if not number:
-                await fs.mkdir(str(PurePosixPath(path).parent), parents=True)
-            try:
-                await fs.mkdir(path, mode=0o700)
-            except SystemFailure:
-                if not await fs.is_dir(path):
-                    raise
-            else:
-                made.add(path)
-    plan.modes_kept &= keeps or not plan.directories
-    return made
-
-
-async def _set_remote_attributes(fs: FileSystem, folder: DirectoryCopy, *, new: bool, preserve: bool) -> None:
-    mode, modified, accessed = folder.attributes
-    with _in_errors(REMOTE + folder.destination):
-        if mode is not None and (new or preserve):
-            await fs.chmod(folder.destination, mode)
-        if preserve and modified is not None and accessed is not None:
-            await fs.utime(folder.destination, ns=(accessed, modified))
-
-
-async def _upload_stdin(executor: Executor, source: str, destination: str, options: CopyOptions) -> CopyPlan:
-    path = _remote_path(destination)
-    plan = CopyPlan()
-    with standard_stream(0) as stream, _progress(plan, quiet=options.quiet) as advance:
-        size = _FileProgress(advance)
-        plan.note(REMOTE + path, await executor.fs.upload(stream, path, progress=size))
-    plan.files.append(FileCopy(source, path, size.done))
-    return plan
-
-
-# -- from the daemon's machine
-
-
-async def _download(executor: Executor, source: str, destination: str, options: CopyOptions) -> CopyPlan:
-    fs = executor.fs
-    remote = _remote_path(source)
-    stat = await _stat(fs, remote)
-    target = Path(destination)
-    if target.is_dir():
-        target /= await _remote_name(fs, remote)
-    elif destination.endswith("/"):
-        raise CommandExit(f"{destination}: no such directory")
-    if stat.is_dir:
-        _require_recursive(options.recursive, source)
-        plan = await _plan_download(fs, remote, str(target), stat)
-    else:
-        plan = CopyPlan(files=[FileCopy(remote, str(target), stat.size)])
-    made = _create_local(plan)
-    with _progress(plan, quiet=options.quiet) as advance:
-        for file in plan.files:
-            with _in_errors(REMOTE + file.source):
-                copied = await fs.download(
-                    file.source,
-                    file.destination,
-                    progress=_FileProgress(advance),
-                    preserve_times=options.preserve,
-                )
-            plan.note(file.destination, copied)
-    for folder in reversed(plan.directories):
-        if options.preserve:
-            set_attributes(folder.destination, folder.attributes)
-        elif folder.destination in made:
-            set_attributes(folder.destination, Attributes(folder.attributes.mode))
-    return plan
-
-
-async def _plan_download(fs: FileSystem, source: str, destination: str, status: Stat) -> CopyPlan:
-    plan = CopyPlan([_folder(destination, status)])
-    waiting = [(source, destination)]
-    while waiting:
-        folder, folder_here = waiting.pop()
-        with _in_errors(REMOTE + folder):
-            names = sorted(entry.name for entry in await fs.iterdir(folder))
-        for name in names:
-            path, here = str(PurePosixPath(folder, name)), str(Path(folder_here, name))
-            if len(os.fsencode(os.path.abspath(here))) >= _MOST_PATH_BYTES:
-                raise CommandExit(f"{REMOTE}{path}: the path is too long for a copy here")
-            try:
-                with _in_errors(REMOTE + path):
-                    stat = await fs.stat(path)
-            except NotFound:
-                # Names on the wire are text (F25): the bytes of a name that is not UTF-8 are lost.
-                plan.left_out.append(f"{REMOTE}{path}: it is gone, or its name is not UTF-8")
-                continue
-            if stat.is_dir and stat.is_symlink:
-                plan.left_out.append(f"{REMOTE}{path}: a link to a directory is not copied")
-            elif stat.is_dir:
-                plan.directories.append(_folder(here, stat))
-                waiting.append((path, here))
-            elif stat.is_file:
-                plan.files.append(FileCopy(path, here, stat.size))
-            else:
-                plan.left_out.append(f"{REMOTE}{path}: neither a file nor a directory")
-    return plan
-
-
-def _folder(destination: str, stat: Stat) -> DirectoryCopy:
-    mode = None if stat.mode is None else stat.mode & 0o777
-    return DirectoryCopy(destination, Attributes(mode, stat.modified_ns, stat.accessed_ns))
-
-
-def _create_local(plan: CopyPlan) -> set[str]:
-    """`_create_remote` for this machine."""
-    made = set()
-    for number, folder in enumerate(plan.directories):
-        path = Path(folder.destination)
-        if not number:
-            path.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(
+        self, executor: Executor, destination: str, options: CopyOptions, report: CopyReport
+    ) -> None:
+        self._fs = executor.fs
+        self._capabilities = executor.capabilities
+        self._destination = destination
+        self._options = options
+        self._report = report
         try:
-            path.mkdir(0o777 if folder.attributes.mode is None else 0o700)
-        except FileExistsError:
-            if not path.is_dir():
-                raise
-        else:
-            made.add(folder.destination)
-    return made
+            self._ignore = ignore_function(options.exclude or None)
+        except (ImportError, ValueError) as error:
+            raise CommandExit(str(error), 2) from error
 
+    async def copy(self, sources: Sequence[str]) -> None:
+        """Copy the sources, one after the other; of several, those that are missing are left out.
 
-async def _download_to_stdout(
-    executor: Executor, source: str, destination: str, options: CopyOptions
-) -> CopyPlan:
-    path = _remote_path(source)
-    plan = CopyPlan(files=[FileCopy(path, destination, (await _stat(executor.fs, path)).size)])
-    with standard_stream(1) as stream, _progress(plan, quiet=options.quiet) as advance:
-        await executor.fs.download(path, stream, progress=_FileProgress(advance))
-    return plan
+        Raises:
+            CommandExit, CallFailed, OSError: a copy failed.
+        """
+        copy = self._way(sources[0])
+        if len(sources) == 1:
+            await copy(sources[0])
+            return
+        if not await self._is_directory():
+            raise CommandExit(f"{self._destination}: not a directory, for several sources")
+        for source in sources:
+            try:
+                await copy(source)
+            except (CommandExit, FileNotFoundError) as error:
+                self._report.left_out.append(str(error))
 
+    def _way(self, source: str) -> Callable[[str], Awaitable[None]]:
+        match source.startswith(REMOTE), self._destination.startswith(REMOTE):
+            case True, True:
+                return self._copy_remote
+            case True, False:
+                return self._download_to_stdout if self._destination == STREAM else self._download
+        return self._upload_stdin if source == STREAM else self._upload
 
-# -- within the daemon's machine
+    # -- to the daemon's machine
 
+    async def _upload(self, source: str) -> None:
+        local = Path(source)
+        target = await self._remote_target(local.resolve().name if local.name in _NO_NAMES else local.name)
+        with self._progress(local.name) as progress:
+            if local.is_dir():
+                self._require_recursive(source)
+                with _in_errors(REMOTE + target, tree=True):
+                    tree = await self._fs.upload_tree(
+                        local,
+                        target,
+                        ignore=self._ignore,
+                        preserve_times=self._options.preserve,
+                        progress=progress.show_tree,
+                    )
+                self._report.add_tree(tree, REMOTE)
+                return
+            with _in_errors(REMOTE + target):
+                copied = await self._fs.upload(
+                    local, target, progress=progress.show, preserve_times=self._options.preserve
+                )
+        self._report.add(REMOTE + target, copied)
 
-async def _copy_remote(executor: Executor, source: str, destination: str, options: CopyOptions) -> CopyPlan:
-    fs = executor.fs
-    remote = _remote_path(source)
-    stat = await _stat(fs, remote)
-    if stat.is_dir:
-        _require_recursive(options.recursive, source)
-    target = await _target(fs, _remote_path(destination), await _remote_name(fs, remote))
-    plan = CopyPlan(files=[FileCopy(remote, target, stat.size)])
-    with _in_errors(REMOTE + target):
-        copied = await fs.copy(
-            remote,
-            target,
-            recursive=stat.is_dir,
-            keep_mode=not options.preserve and "fs/copy.keepMode" in executor.capabilities,
-            preserve_times=options.preserve,
-        )
-    plan.note(REMOTE + target, copied)
-    return plan
+    async def _upload_stdin(self, source: str) -> None:
+        path = _remote_path(self._destination)
+        with standard_stream(0) as stream, self._progress(source) as progress:
+            copied = await self._fs.upload(stream, path, progress=progress.show)
+        self._report.add(REMOTE + path, copied)
 
+    # -- from the daemon's machine
 
-# -- paths
+    async def _download(self, source: str) -> None:
+        remote = _remote_path(source)
+        stat = await self._stat(remote)
+        target = Path(self._destination)
+        if target.is_dir():
+            target /= await self._remote_name(remote)
+        elif self._destination.endswith("/"):
+            raise CommandExit(f"{self._destination}: no such directory")
+        with self._progress(PurePosixPath(remote).name) as progress:
+            if stat.is_dir:
+                self._require_recursive(source)
+                with _in_errors(source, tree=True):
+                    tree = await self._fs.download_tree(
+                        remote,
+                        target,
+                        ignore=self._ignore,
+                        preserve_times=self._options.preserve,
+                        progress=progress.show_tree,
+                    )
+                self._report.add_tree(tree, "")
+                return
+            with _in_errors(REMOTE + remote):
+                copied = await self._fs.download(
+                    remote, target, progress=progress.show, preserve_times=self._options.preserve
+                )
+        self._report.add(str(target), copied)
 
+    async def _download_to_stdout(self, source: str) -> None:
+        path = _remote_path(source)
+        await self._stat(path)
+        with standard_stream(1) as stream, self._progress(PurePosixPath(path).name) as progress:
+            copied = await self._fs.download(path, stream, progress=progress.show)
+        self._report.add(self._destination, copied)
 
-async def _remote_name(fs: FileSystem, path: str) -> str:
-    """The name of a copy in another directory; empty for the root, whose content is copied."""
-    name = PurePosixPath(path).name
-    if name in _NO_NAMES:
-        name = PurePosixPath(await fs.resolve(path)).name
-        if name in _NO_NAMES[1:] or "\0" in name:
-            raise CommandExit(f"{REMOTE}{path}: the server returned no name for it")
-    return name
+    # -- within the daemon's machine
+
+    async def _copy_remote(self, source: str) -> None:
+        remote = _remote_path(source)
+        stat = await self._stat(remote)
+        if stat.is_dir:
+            self._require_recursive(source)
+        target = await self._remote_target(await self._remote_name(remote))
+        with _in_errors(REMOTE + target):
+            copied = await self._fs.copy(
+                remote,
+                target,
+                recursive=stat.is_dir,
+                keep_mode=not self._options.preserve and "fs/copy.keepMode" in self._capabilities,
+                preserve_times=self._options.preserve,
+            )
+        self._report.add(REMOTE + target, copied._replace(size=stat.size))
+
+    # -- paths
+
+    async def _is_directory(self) -> bool:
+        """Whether the destination is a directory."""
+        if self._destination.startswith(REMOTE):
+            return await self._fs.is_dir(_remote_path(self._destination))
+        return Path(self._destination).is_dir()
+
+    async def _remote_target(self, name: str) -> str:
+        """The destination, or the name in it if it is a directory."""
+        path = _remote_path(self._destination)
+        if await self._is_directory():
+            return str(PurePosixPath(path, name))
+        if path.endswith("/"):
+            raise CommandExit(f"{REMOTE}{path}: no such directory")
+        return path
+
+    async def _remote_name(self, path: str) -> str:
+        """The name of a copy in another directory; empty for the root, whose content is copied."""
+        name = PurePosixPath(path).name
+        if name in _NO_NAMES:
+            name = PurePosixPath(await self._fs.resolve(path)).name
+            if name in _NO_NAMES[1:] or "\0" in name:
+                raise CommandExit(f"{REMOTE}{path}: the server returned no name for it")
+        return name
+
+    async def _stat(self, path: str) -> Stat:
+        try:
+            with _in_errors(REMOTE + path):
+                return await self._fs.stat(path)
+        except NotFound as error:
+            raise CommandExit(f"{REMOTE}{path}: {error.message}") from error
+
+    def _require_recursive(self, path: str) -> None:
+        if not self._options.recursive:
+            raise CommandExit(f"{path}: is a directory; use -r")
+
+    def _progress(self, name: str) -> _ProgressLine:
+        return _ProgressLine(name, shown=not self._options.quiet and os.isatty(2))
 
 
 def _remote_path(path: str) -> str:
     return path.removeprefix(REMOTE) or "."
 
 
-async def _stat(fs: FileSystem, path: str) -> Stat:
-    try:
-        with _in_errors(REMOTE + path):
-            return await fs.stat(path)
-    except NotFound as error:
-        raise CommandExit(f"{REMOTE}{path}: {error.message}") from error
-
-
 @contextmanager
-def _in_errors(path: str) -> Iterator[None]:
-    """Put the path in front of the daemon's error text. `NotFound` passes through."""
+def _in_errors(path: str, *, tree: bool = False) -> Iterator[None]:
+    """Put the path in front of the daemon's error text. `NotFound` passes through.
+
+    Args:
+        path: the path.
+        tree: whether it is the top of a tree, and the error may be about a path below it.
+    """
     try:
         yield
     except NotFound:
         raise
     except CallFailed as error:
-        raise CommandExit(f"{path}: {error.message}") from error
-
-
-async def _target(fs: FileSystem, path: str, name: str) -> str:
-    """The path, or the name in it if it is a directory."""
-    try:
-        is_dir = (await fs.stat(path)).is_dir
-    except NotFound:
-        is_dir = False
-        if path.endswith("/"):
-            raise CommandExit(f"{REMOTE}{path}: no such directory") from None
-    return str(PurePosixPath(path, name)) if is_dir else path
-
-
-def _require_recursive(recursive: bool, path: str) -> None:
-    if not recursive:
-        raise CommandExit(f"{path}: is a directory; use -r")
-
-
-def _raise(error: OSError) -> None:
-    raise error
+        where = REMOTE + error.path if tree and error.path else path
+        raise CommandExit(f"{where}: {error.message}") from error
 
 
 # -- progress
 
 
-class _FileProgress:
-    """Turns the progress of one file into steps of the bar."""
+class _ProgressLine:
+    """A line on stderr with the progress of a copy, in a `with` block.
 
-    def __init__(self, advance: Advance) -> None:
-        self.done = 0
-        self._advance = advance
+        notes.txt  45%  1.2 of 2.7 MiB  3.1 MiB/s  0:12 left
 
-    def __call__(self, progress: Progress) -> None:
-        self._advance(progress.done - self.done)
-        self.done = progress.done
+    Args:
+        name: of the source.
+        shown: whether to print it.
+    """
+
+    def __init__(self, name: str, *, shown: bool) -> None:
+        self._name = name or STREAM
+        self._shown = shown
+        self._begun = time.monotonic()
+        self._drawn = 0.0
+        self._last: tuple[int, int | None, str] | None = None
+
+    def show(self, progress: Progress) -> None:
+        """The progress of a file."""
+        self._update(progress.done, progress.total, "")
+
+    def show_tree(self, progress: TreeProgress) -> None:
+        """The progress of a tree."""
+        of = "" if progress.total_files is None else f" of {progress.total_files}"
+        self._update(progress.done, progress.total, f"{progress.files}{of} files")
+
+    def _update(self, done: int, total: int | None, files: str) -> None:
+        self._last = done, total, files
+        now = time.monotonic()
+        if self._shown and now - self._drawn > _REDRAW_SECONDS:
+            self._drawn = now
+            self._draw()
+
+    def _draw(self) -> None:
+        if self._last is None:
+            return
+        size = screen_size()
+        columns = 80 if size is None else size[1]
+        seconds = time.monotonic() - self._begun
+        line = printable("  ".join([self._name, *progress_parts(*self._last, seconds)]))[: columns - 1]
+        try:
+            os.write(2, f"\r{line}\x1b[K".encode("utf-8", "replace"))
+        except OSError:
+            self._shown = False  # stderr is closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown and self._last is not None:
+            self._draw()
+            os.write(2, b"\n")
 
 
-def _progress(plan: CopyPlan, *, quiet: bool) -> AbstractContextManager[Advance]:
-    return nullcontext(lambda _: None) if quiet or not os.isatty(2) else _bar(plan)
+def progress_parts(done: int, total: int | None, files: str, seconds: float) -> list[str]:
+    """The parts of a progress line.
+
+    Args:
+        done: bytes that were copied.
+        total: all bytes; None if that is not known.
+        files: how many files were copied; empty for a single file.
+        seconds: since the beginning.
+    """
+    parts = [files] if files else []
+    if total:
+        parts.append(f"{min(100, done * 100 // total)}%")
+    parts.append(_size(done) if total is None else f"{_size(done)} of {_size(total)}")
+    rate = done / seconds if seconds > 0 else 0.0
+    if rate:
+        parts.append(f"{_size(round(rate))}/s")
+    if total is not None and rate and done < total:
+        left = round((total - done) / rate)
+        parts.append(
+            f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+            if left >= 3600
+            else f"{left // 60}:{left % 60:02} left"
+        )
+    return parts
 
 
-@contextmanager
-def _bar(plan: CopyPlan) -> Iterator[Advance]:
-    from execclient.commands.progress import ProgressBar
-
-    what = Path(plan.files[0].source).name if len(plan.files) == 1 else f"{len(plan.files)} files"
-    with ProgressBar(what if plan.files else STREAM, plan.size or None) as bar:
-        yield bar.advance
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -18,32 +18,41 @@ def _add_cp(parser: Parser) -> None:
     parser.add_argument(
         "-p", "--preserve", action="store_true", help="keep times; set modes of existing files, too"
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
+    parser.add_argument(
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="P",
+        help="with -r: leave out what P matches, as in .gitignore; may be repeated",
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
     add_json(parser)
 
 
 def _cp(options: Namespace) -> int:
-    if len(options.paths) != 2:
-        options.parser.error(f"SRC and DST are needed, not {len(options.paths)} paths")
+    *sources, destination = options.paths
+    if not sources:
+        options.parser.error(f"nothing to copy: there is only {destination}, and SRC and DST are needed")
     from execclient.commands import cp as copying
     from execclient.commands.failures import perform
 
-    source, destination = options.paths
     copied = copying.CopyOptions(
         recursive=options.recursive,
         preserve=options.preserve,
         quiet=options.quiet or options.as_json,
+        exclude=tuple(options.exclude),
     )
     return perform(
-        lambda: copying.cp(daemon_of(options), source, destination, copied, as_json=options.as_json)
+        lambda: copying.cp(daemon_of(options), sources, destination, copied, as_json=options.as_json)
     )
 
 
 CP = Command(
     "copy files to the daemon's machine, or back",
-    "Copy a file or a directory to the daemon's machine, or back. Paths on the daemon's machine begin "
-    "with ':'. '-' is stdin or stdout. New files get the modes of their sources.",
-    "[OPTIONS] SRC DST",
+    "Copy files and directories to the daemon's machine, or back. Paths on the daemon's machine begin "
+    "with ':'. '-' is stdin or stdout. Several sources are copied into a directory. New files get the modes "
+    "of their sources.",
+    "[OPTIONS] SRC... DST",
     _add_cp,
     _cp,
 )

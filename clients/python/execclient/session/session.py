@@ -47,9 +47,12 @@ IDEMPOTENT = frozenset(
         "session/end",  # after the first the session cannot be resumed
         "fs/canonicalize",
         "fs/digest",
+        "fs/getFiles",
         "fs/getMetadata",
+        "fs/putFiles",  # each file gets the same content as a whole
         "fs/readDirectory",
         "fs/readFile",
+        "fs/setMetadata",
         "fs/walk",
     }
 )
