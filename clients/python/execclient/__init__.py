@@ -92,6 +92,7 @@ __all__ = [
     "FileSystem",
     "InsecureToken",
     "InvalidParams",
+    "LeftOut",
     "Line",
     "LineStream",
     "LineTooLong",

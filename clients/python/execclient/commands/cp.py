@@ -29,6 +29,7 @@ from execclient import (
 )
 from execclient.commands.daemon import DaemonOptions
 from execclient.commands.failures import INCOMPLETE, CommandExit, print_message
+from execclient.commands.ps import amount
 from execclient.commands.signals import Signals
 from execclient.commands.terminal import printable, screen_size
 from execclient.local_files import standard_stream
@@ -390,10 +391,10 @@ def progress_parts(done: int, total: int | None, files: str, seconds: float) -> 
     parts = [files] if files else []
     if total:
         parts.append(f"{min(100, done * 100 // total)}%")
-    parts.append(_size(done) if total is None else f"{_size(done)} of {_size(total)}")
+    parts.append(amount(done) if total is None else f"{amount(done)} of {amount(total)}")
     rate = done / seconds if seconds > 0 else 0.0
     if rate:
-        parts.append(f"{_size(round(rate))}/s")
+        parts.append(f"{amount(rate)}/s")
     if total is not None and rate and done < total:
         left = round((total - done) / rate)
         parts.append(
@@ -402,12 +403,3 @@ def progress_parts(done: int, total: int | None, files: str, seconds: float) -> 
             else f"{left // 60}:{left % 60:02} left"
         )
     return parts
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
