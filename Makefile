@@ -19,7 +19,7 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 	second-tests background-tests watch docs docs-check dist release-check soak faults fuzz bubblewrap \
 	terminal-tools ssh-server browser runtimes interop interop-setup probe relay-probe vectors stock-client \
 	stock-websocket stock-stdio relay-stock systemd-setup systemd-verify foreign-clients bench bench-gate \
-	bench-relay clean
+	bench-relay bench-commands clean
 
 # A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
 help:
@@ -245,6 +245,9 @@ bench-gate: setup interop-setup ## the same, and fail where we are slower
 
 bench-relay: setup ## what a relay costs, beside the same server without one
 	$(BIN)/python -m benchmarks.relay --markdown docs/benchmarks.md
+
+bench-commands: setup ## how long commands and copies of directories take, beside ssh and tar
+	$(BIN)/python -m benchmarks.commands --markdown docs/benchmarks.md
 
 ##@ Other
 

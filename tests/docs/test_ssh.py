@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,77 +18,24 @@ from execclient import SessionLost
 from execclient.sync import connect
 from tests.docs.pages import ROOT, blocks_of
 from tests.docs.reader import reader
-from tests.support.wire import Server
+from tests.support.ssh_server import PROGRAMS, OtherMachine, missing_programs, ssh_server
 
 PAGE = ROOT / "docs" / "how-to" / "ssh.md"
-SSHD = "/usr/sbin/sshd"
 pytestmark = pytest.mark.manual
 
 THIS = "tests/docs/test_ssh.py"
 
 THEIR_SOCKET = "/run/user/1000/execserver/execserver.sock"
-PROGRAMS = ROOT / ".venv" / "bin"
-
-
-@dataclass(frozen=True)
-class OtherMachine:
-    """Where `ssh build-host` leads to: this machine, in a home of its own."""
-
-    home: Path
-    configuration: Path
-
-    def daemon(self) -> Server:
-        """A daemon that stays there."""
-        environment = {"HOME": str(self.home), "PATH": os.environ["PATH"], "EXECSERVER_CONFIG": ""}
-        return Server(f"unix://{self.home}/daemon.sock", env=environment, cwd=self.home)
 
 
 @pytest.fixture
 def build_host() -> Iterator[OtherMachine]:
     if pwd.getpwuid(os.geteuid()).pw_shell.endswith(("nologin", "/false")):
         pytest.skip("the account of these tests may not log in")
-    """An sshd that lets in one key, and a configuration of ssh that knows it as `build-host`."""
-    missing = [program for program in ("ssh", "ssh-keygen", SSHD) if shutil.which(program) is None]
+    missing = missing_programs()
     assert not missing, f"{', '.join(missing)}: missing; `make ssh-server` installs openssh"
-    folder = Path(tempfile.mkdtemp(prefix="other-"))  # short: sockets have paths of 107 bytes
-    for key in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True)
-    (folder / "home").mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (folder / "sshd_config").write_text(
-        f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host\nPidFile none\nUsePAM no\nStrictModes no\n"
-        f"AuthorizedKeysFile {folder}/user.pub\nPasswordAuthentication no\nPermitRootLogin yes\n"
-        f"ForceCommand cd {folder}/home && export HOME={folder}/home EXECSERVER_CONFIG= "
-        f'PATH={PROGRAMS}:/usr/bin:/bin && exec sh -c "$SSH_ORIGINAL_COMMAND"\n'
-    )
-    known = (folder / "host.pub").read_text()
-    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {known}")
-    (folder / "ssh_config").write_text(
-        f"Host build-host\nHostName 127.0.0.1\nPort {port}\nUser {getpass.getuser()}\n"
-        f"IdentityFile {folder}/user\nIdentitiesOnly yes\nBatchMode yes\n"
-        f"UserKnownHostsFile {folder}/known_hosts\n"
-    )
-    with contextlib.suppress(PermissionError):
-        os.makedirs("/run/sshd", exist_ok=True)  # sshd will not start without, as root
-    sshd = subprocess.Popen(
-        [SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert sshd.stderr is not None
-        for line in sshd.stderr:
-            if "Server listening" in line:
-                break
-        else:
-            raise AssertionError("sshd does not start")
-        yield OtherMachine(folder / "home", folder / "ssh_config")
-    finally:
-        sshd.terminate()
-        sshd.wait(20)
-        if sshd.stderr is not None:
-            sshd.stderr.close()
-        shutil.rmtree(folder)
+    with ssh_server() as machine:
+        yield machine
 
 
 @pytest.fixture

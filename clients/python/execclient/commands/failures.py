@@ -6,6 +6,7 @@ The table of exit statuses is in `docs/reference/command-line.md`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -74,6 +75,7 @@ def print_message(*lines: str) -> None:
 
 def perform(work: Callable[[], Coroutine[None, None, int]]) -> int:
     """Run a command on an event loop of its own and print its error; returns the exit status."""
+    gc.enable()
     try:
         return asyncio.run(work())
     except KeyboardInterrupt:
