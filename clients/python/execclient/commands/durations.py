@@ -6,6 +6,9 @@ import re
 import time
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1}
+_TEN_YEARS = 10 * 365 * 86400
+"""The limit of the daemon's settings."""
+
 _GIVEN = re.compile(r"(\d+(?:\.\d+)?) ?(d|h|min|m|s)?", re.ASCII)
 
 
@@ -13,7 +16,7 @@ def parse_duration(text: str) -> float:
     """Seconds from `90`, `90s`, `15m`, `8h` or `2d`.
 
     Raises:
-        ValueError: it is no such text, or no time above 0.
+        ValueError: it is no such text, or not above 0 and below ten years.
     """
     found = _GIVEN.fullmatch(text.strip())
     if found is None:
@@ -22,8 +25,8 @@ def parse_duration(text: str) -> float:
             "in 90, 90s, 15m, 8h or 2d"
         )
     seconds = float(found[1]) * _SECONDS[found[2] or "s"]
-    if not seconds > 0:
-        raise ValueError(f"{text!r} is no duration above 0")
+    if not 0 < seconds < _TEN_YEARS:
+        raise ValueError(f"{text!r} is no duration above 0 and below ten years")
     return seconds
 
 
