@@ -1,7 +1,7 @@
-"""The processes that were forgotten last: what became of them, for people who look for one later.
+"""How the processes ended that the daemon no longer keeps, for commands that ask for one later.
 
-Their output is gone. Kept are a day's newest, so many of each reason that a busy client does not displace the
-processes that a person detached.
+Their output is gone. The newest of each reason are kept for a day. A busy client, which ends many sessions,
+does not displace the processes that a person has detached: their sessions expire, which is another reason.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def test_a_time_above_the_limit_of_the_daemon_starts_nothing(execserver: Command
     ("arguments", "text"),
     [
         (["run", "--detach", "--ttl", "8 hours", "true"], b"'8 hours' is no duration"),
-        (["run", "--detach", "--ttl", "0", "true"], b"no duration above 0"),
+        (["run", "--detach", "--ttl", "0", "true"], b"no duration above 0 and"),
         (["run", "--ttl", "8h", "true"], b"--detach"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -13,6 +14,9 @@ from execclient.commands.detached import DetachedSession, recorded
 from execclient.commands.durations import clock_time, rough_duration, setting
 from execclient.commands.failures import CommandExit, print_message
 from execclient.connection.connection import Json
+
+SESSIONS_AT_A_TIME = 16
+"""Recorded sessions that `ps` resumes together: a relay's executor takes 128 streams, of all clients."""
 
 Listed = Mapping[str, Json]
 """An entry of the result of `process/list` (`docs/reference/messages.md`)."""
@@ -97,19 +101,28 @@ class Processes:
         records = recorded(own.url)
         if not records:
             raise CommandExit(self._refusal.message)
-        listed: list[Listed] = []
-        for session_id, of_session in _by_session(records).items():
+        turns = asyncio.Semaphore(SESSIONS_AT_A_TIME)
+        lists = await asyncio.gather(
+            *(self._all_of(*session, turns, argv=argv) for session in _by_session(records).items())
+        )
+        return sorted((each for listed in lists for each in listed), key=lambda each: each["startedAtMs"])
+
+    async def _all_of(
+        self, session_id: str, records: list[DetachedSession], turns: asyncio.Semaphore, *, argv: bool
+    ) -> list[Listed]:
+        """The processes of a recorded session; a message, and none, if it cannot be reached."""
+        async with turns, AsyncExitStack() as stack:
             try:
-                resumed = await self._resume(session_id, of_session)
+                resumed = await self._resume(session_id, records, stack)
             except ProcessMissing as attached:
                 print_message(f"not listed: {attached}")
-                continue
+                return []
             if resumed is not None:
-                listed += await listing(resumed, every=False, argv=argv)
-            else:
-                _drop(of_session)
-                print_message(*(_record_text(each) for each in of_session))
-        return sorted(listed, key=lambda each: each["startedAtMs"])
+                return await listing(resumed, every=False, argv=argv)
+        _drop(records)
+        for each in records:
+            print_message(_record_text(each))
+        return []
 
     async def find(self, process_id: str, session_id: str | None = None) -> tuple[Executor, Listed]:
         """The process with an id, and the session to reach it through.
@@ -130,7 +143,9 @@ class Processes:
             if session_id is not None:
                 by_session.setdefault(session_id, [])
             for each, of_session in by_session.items():
-                resumed = await self._resume(each, of_session)
+                if each not in self._resumed:
+                    self._resumed[each] = await self._resume(each, of_session, self._stack)
+                resumed = self._resumed[each]
                 if resumed is not None:
                     entries = await listing(resumed, every=False)
                     found += [(resumed, entry) for entry in matching(entries, process_id, each)]
@@ -149,18 +164,17 @@ class Processes:
                 self._refusal = refusal
         return self._own
 
-    async def _resume(self, session_id: str, records: list[DetachedSession]) -> Executor | None:
-        """Resume a session; None if it has ended.
+    async def _resume(
+        self, session_id: str, records: list[DetachedSession], stack: AsyncExitStack
+    ) -> Executor | None:
+        """Resume a session until the stack is closed; None if it has ended.
 
         Raises:
             ProcessMissing: another client is connected to the session.
         """
-        if session_id in self._resumed:
-            return self._resumed[session_id]
-        resumed: Executor | None = None
         try:
             resuming = self._daemon.connect(session_id=session_id, keep=True)
-            resumed = await self._stack.enter_async_context(resuming)
+            resumed = await stack.enter_async_context(resuming)
         except SessionAttached as error:
             names = ", ".join(each.process_id for each in records) or session_id
             raise ProcessMissing(
@@ -170,10 +184,9 @@ class Processes:
         except SessionLost as error:
             if "unknown session id" not in str(error):
                 raise
-        else:
-            for each in records:
-                self._stack.callback(each.seen)
-        self._resumed[session_id] = resumed
+            return None
+        for each in records:
+            stack.callback(each.seen)
         return resumed
 
     async def _reason(

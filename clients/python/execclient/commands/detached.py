@@ -21,7 +21,7 @@ from execclient.connection.address import state_home
 from execprotocol.trust import UntrustedError, check_way, read_trusted
 
 KEPT_AFTER_END_SECONDS = 24 * 3600.0
-"""How long a record outlives the time to live of its session, so that a person is told of the end."""
+"""How long a record outlives the time to live of its session, so that a command can report the end."""
 
 MAX_RECORDS = 1000
 """Above it, the records of the sessions that were left first are removed."""
@@ -34,7 +34,7 @@ Seconds = Annotated[float, Meta(ge=0, le=1e11)]
 
 
 class UnusableRecord(Exception):
-    """A file is no record of a session, or not the user's own."""
+    """The file is not a record of a session, or another user could have written or read it."""
 
 
 class DetachedSession(msgspec.Struct, frozen=True):
@@ -91,9 +91,7 @@ class DetachedSession(msgspec.Struct, frozen=True):
 
 
 def recorded(url: str) -> list[DetachedSession]:
-    """The recorded sessions of a daemon, the oldest first. What is no record of this user's is left out, with
-    a message.
-    """
+    """The recorded sessions of a daemon, the oldest first. A message names each file that cannot be used."""
     found = []
     for path in _files(_folder()):
         try:

@@ -21,19 +21,24 @@ _SIGNAL_FLAG = re.compile(r"-([0-9]+|[A-Z][A-Z0-9+]+)")
 SHORTEST_SECONDS = 0.001
 """The resolution of limits on the wire."""
 
+TEN_YEARS = 10 * 365 * 86400
+"""The limit of the daemon's settings."""
+
 
 def duration(text: str) -> float:
     """The seconds of a duration such as 90, 90s, 15m, 8h or 2d.
 
     Raises:
-        ArgumentTypeError: it is none, or shorter than a millisecond.
+        ArgumentTypeError: it is none, shorter than a millisecond, or ten years or longer.
     """
     found = _DURATION.fullmatch(text)
     if found is None:
         raise ArgumentTypeError(f"no duration: {text!r}; write 90, 90s, 15m, 8h or 2d")
     seconds = float(found[1]) * _UNITS[found[2]]
-    if seconds < SHORTEST_SECONDS:
-        raise ArgumentTypeError(f"no duration: {text!r}; the shortest is {SHORTEST_SECONDS}")
+    if not SHORTEST_SECONDS <= seconds < TEN_YEARS:
+        raise ArgumentTypeError(
+            f"no duration: {text!r}; the shortest is {SHORTEST_SECONDS}, the longest 3649d"
+        )
     return seconds
 
 

@@ -24,7 +24,9 @@ def test_a_duration_has_a_unit_or_is_in_seconds(text: str, seconds: float) -> No
     assert duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "s", "8 h", "8H", "-1", "1h30m", "nan", "inf", "0", "0.0001", "eight"])
+@pytest.mark.parametrize(
+    "text", ["", "s", "8 h", "8H", "-1", "1h30m", "nan", "inf", "0", "0.0001", "eight", "3650d", "9" * 400]
+)
 def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="no duration"):
         duration(text)
