@@ -143,6 +143,9 @@ def test_a_deadline_holds_after_a_take_over(endpoint: Endpoint, deadline: str, c
 
 # -- grace
 
+DEAF = r"trap '' TERM; echo \$\$; exec >/dev/null 2>&1; while :; do sleep 0.05; done"
+"""A child that tells its pid when it no longer hears SIGTERM."""
+
 TRAPPED = "trap 'echo told; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
 
 
@@ -185,10 +188,7 @@ def test_a_process_that_does_not_end_in_its_grace_is_killed(extended: Client, tt
 @pytest.mark.statement("P24")
 def test_descendants_keep_the_grace_of_a_leader_that_has_ended(extended: Client) -> None:
     begin = time.monotonic()
-    child = "trap '' TERM; while :; do sleep 0.05; done"
-    process = extended.shell(
-        f'setsid sh -c "{child}" >/dev/null 2>&1 & echo $!; wait', timeoutMs=500, graceMs=1500
-    )
+    process = extended.shell(f'setsid sh -c "{DEAF}" & wait', timeoutMs=1000, graceMs=1000)
     descendant = int(process.wait_output(b"\n").split()[0])
     assert end_of(process) == (143, "timeout")
     still_there = alive(descendant)
@@ -201,9 +201,7 @@ def test_descendants_keep_the_grace_of_a_leader_that_has_ended(extended: Client)
 @pytest.mark.transports("unix")
 def test_descendants_in_their_grace_do_not_outlive_what_is_known_of_their_leader(endpoint: Endpoint) -> None:
     client = endpoint.private("--process-ttl", "0.5").connect(extensions=True)
-    child = "trap '' TERM; while :; do sleep 0.05; done"
-    script = f'setsid sh -c "{child}" >/dev/null 2>&1 & echo $!; wait'
-    process = client.shell(script, timeoutMs=500, graceMs=600_000)
+    process = client.shell(f'setsid sh -c "{DEAF}" & wait', timeoutMs=1000, graceMs=600_000)
     descendant = int(process.wait_output(b"\n").split()[0])
     process.wait_closed()
     assert wait_gone(descendant)

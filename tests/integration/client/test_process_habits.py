@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import time
 import warnings
@@ -23,6 +24,7 @@ from execclient import (
     connect,
     sync,
 )
+from execclient.tools import Toolset
 from tests.support.wire import Server, alive, wait_gone
 
 PATIENCE = 20.0
@@ -59,14 +61,11 @@ async def test_terminate_lets_a_process_clean_up_and_kill_does_not(executor: Exe
 
 @pytest.mark.parametrize(("scope", "left"), [("leader", 2), ("group", 1), ("tree", 0)])
 async def test_a_kill_has_a_scope(executor: Executor, scope: Any, left: int) -> None:
-    script = (
-        "setsid sleep 600 >/dev/null 2>&1 & echo $!; sleep 600 >/dev/null 2>&1 & echo $!; echo ready; wait"
-    )
-    process = await executor.start(["sh", "-c", script])
-    text = ""
-    while "ready" not in text:
-        text += (await anext(process)).data.decode()
-    apart, in_group = map(int, text.split()[:2])
+    child = "echo $$; exec sleep 600 >/dev/null 2>&1"
+    process = await executor.start(["sh", "-c", f"setsid sh -c '{child}' & sh -c '{child}' & wait"])
+    lines = process.lines()
+    pids = [int(await anext(lines)), int(await anext(lines))]
+    in_group, apart = sorted(pids, key=lambda pid: os.getsid(pid) != process.pid)
     await process.kill(scope)
 
     assert await process.wait(PATIENCE) == 137
@@ -259,8 +258,8 @@ async def test_a_command_that_does_not_end_in_its_grace_is_killed(graceful: Exec
 
 async def test_descendants_have_their_grace_when_their_leader_has_ended(graceful: Executor) -> None:
     begin = time.monotonic()
-    script = f"setsid sh -c \"trap '' TERM; {LOOP}\" >/dev/null 2>&1 & echo $!; wait"
-    result = await graceful.run(["sh", "-c", script], timeout=0.5, grace=1.5)
+    child = rf"trap '' TERM; echo \$\$; exec >/dev/null 2>&1; {LOOP}"
+    result = await graceful.run(["sh", "-c", f'setsid sh -c "{child}" & wait'], timeout=1, grace=1)
     descendant = int(result.text)
     still_there = alive(descendant)
 
@@ -327,6 +326,9 @@ async def test_what_is_printed_says_what_it_is_and_no_secret(executor: Executor)
     assert repr(executor) == f"<Executor {executor.url} session={executor.session_id}>"
     assert repr(executor.fs) == f"<FileSystem cwd='{executor.cwd}'>"
     assert repr(connect("unix:///s", token_file="/t")) == "<connect unix:///s>"
+    assert repr(Toolset(executor)) == (
+        f"<Toolset {executor.url} cwd='{executor.cwd}' sandbox=workspace-write>"
+    )
     assert "secret" not in f"{result!r}{process!r}{executor!r}"
     await executor.close()
     assert repr(executor).endswith(" closed>")

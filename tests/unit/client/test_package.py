@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
+import re
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
 import execclient
+import execclient.sync
+import execclient.tools
 from execclient import errors
 
 HEAVY = (
@@ -52,6 +57,14 @@ def test_every_public_name_is_there_and_documented() -> None:
     assert execclient.__all__ == sorted(execclient.__all__, key=lambda name: execclient.__all__.index(name))
     for name in execclient.__all__:
         assert inspect.getdoc(getattr(execclient, name)), name
+
+
+@pytest.mark.parametrize("module", [execclient, execclient.tools, execclient.sync])
+def test_a_module_shows_what_it_has(module: ModuleType) -> None:
+    assert set(module.__all__) <= set(dir(module))
+    helped = pydoc.plain(pydoc.render_doc(module))
+    for name in module.__all__:
+        assert re.search(rf"class {name}\b|^ +{name}\b", helped, re.MULTILINE), name
 
 
 def test_the_public_names_are_these() -> None:

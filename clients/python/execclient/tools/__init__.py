@@ -1,6 +1,16 @@
 """Tool calls of a model: their arguments, the decisions on them, and their results.
 
-`Toolset` is the entry point for an agent host; see `docs/how-to/agent-tools.md`.
+    async with connect() as executor, Toolset(executor, sandbox=WorkspaceWrite()) as toolset:
+        tools = toolset.specs()
+        result = await toolset.call("exec_command", '{"cmd": "make test"}', call_id)
+        print(result.exit_code, result.content)
+
+`Toolset` is the entry point for an agent host, `ToolsConfig` has its settings, and `Turn` those that may
+change for each call. `ToolResult` is the answer to a call, `CallRecord` what happened. `CallBegin`,
+`CallDecided`, `OutputDelta`, `CallEnd` and `SessionClosed` are the events of calls. A host adds tools of its
+own as `ToolHandler`. How all of it is used: `docs/how-to/agent-tools.md`.
+
+The names are loaded when they are used: they need pydantic (`pip install "execclient[tools]"`).
 """
 
 from __future__ import annotations
@@ -68,3 +78,7 @@ def __getattr__(name: str) -> object:
             raise
         raise ImportError(f'{__name__}.{name} needs pydantic: pip install "execclient[tools]"') from error
     return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -257,6 +257,9 @@ class Toolset:
             started.setdefault(executor, set()).add(process_id)
         await asyncio.gather(*(executor.kill_trees(ids) for executor, ids in started.items()))
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.executor.url} cwd={self.cwd!r} sandbox={self.sandbox.kind}>"
+
     async def __aenter__(self) -> Self:
         return self
 
