@@ -99,10 +99,11 @@ class ProcessSandbox:
         """The evidence for a denial in the last output, as JSON."""
         if self._evidence is not None and self._evidence[0] == log.total:
             return self._evidence[1]
-        from execserver.sandbox.denial import StandIns, evidence
+        from execserver.sandbox.denial import StandIns, evidence, respelled
 
         confinement = self.confinement
-        stand_ins = confinement.stand_ins
+        spellings = confinement.spellings() if exit_code else {}
+        stand_ins = tuple(respelled(path, spellings) for path in confinement.stand_ins)
         found = evidence(
             confinement.policy,
             exit_code,
@@ -110,6 +111,7 @@ class ProcessSandbox:
             confinement.cwd,
             landlock=confinement.backend == "landlock",
             stand_ins=StandIns(stand_ins, lambda folder: _holds_only(folder, stand_ins)),
+            spellings=spellings,
         )
         self._evidence = log.total, found.as_json()
         return self._evidence[1]
@@ -148,7 +150,7 @@ class ProcessSandbox:
 
 
 def _holds_only(folder: str, paths: Sequence[str]) -> bool:
-    """Whether a folder holds no other names than those of these paths."""
+    """Whether a folder holds nothing else than these paths."""
     try:
         with os.scandir(folder) as entries:
             return all(entry.path in paths for entry in entries)

@@ -8,13 +8,14 @@ Sandboxes.prepare ──▶ Confinement ──wrap, on the loop's thread──�
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from execserver.launch_spec import LaunchSpec
 from execserver.sandbox.mount_points import description
 from execserver.sandbox.mount_points.description import VERSION, Backend, Description
-from execserver.sandbox.policy import Policy
+from execserver.sandbox.policy import Access, Policy
 
 if TYPE_CHECKING:
     from execserver.sandbox.bare_roots import WatchedRoots
@@ -59,6 +60,13 @@ class Confinement(ABC):
     def stand_ins(self) -> tuple[str, ...]:
         """The missing paths for which the command sees empty read-only folders."""
         return () if self._lease is None else self._lease.made
+
+    def spellings(self) -> dict[str, str]:
+        """The folders that the command may write, by their real paths where these are other ones. May block
+        for a moment.
+        """
+        folders = [rule.path for rule in self.policy.rules if rule.access is Access.WRITE]
+        return {real: path for path in folders if (real := os.path.realpath(path)) != path}
 
     def recovery_state(self) -> tuple[dict[str, object], list[int]]:
         """State from which a new server can adopt this sandbox (`Sandboxes.adopt`) if this server dies.

@@ -11,7 +11,7 @@ Both take time linear in the output.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -119,7 +119,7 @@ class StandIns:
     """The empty read-only folders that a command sees in place of missing paths that it must not create."""
 
     paths: Collection[str] = ()
-    """Absolute."""
+    """Absolute, as in the policy."""
 
     fill: Callable[[str], bool] = lambda _: False
     """Whether a folder on the host holds nothing else than such folders."""
@@ -142,6 +142,7 @@ def evidence(
     *,
     landlock: bool = False,
     stand_ins: StandIns | None = None,
+    spellings: Mapping[str, str] | None = None,
 ) -> Denial:
     """The evidence that the sandbox made a command fail.
 
@@ -153,13 +154,14 @@ def evidence(
         landlock: whether Landlock enforced the policy. It refuses a write with EACCES; with mounts a refused
             write is EROFS, and EACCES comes from the file's mode.
         stand_ins: the empty folders that the sandbox shows.
+        spellings: for `respelled`.
     """
     if exit_code == 0 or not policy.limits_anything:
         return Denial()
     found: dict[tuple[str, str], Evidence] = {}
     if exit_code == EXIT_SIGSYS:
         found["signal", ""] = Evidence("signal", "killed by SIGSYS: a system call that the sandbox forbids")
-    search = _EvidenceSearch(policy, cwd, landlock, stand_ins or StandIns())
+    search = _EvidenceSearch(policy, cwd, landlock, stand_ins or StandIns(), spellings or {})
     for start, end, kind in find_errno_texts(output.lower()):
         if len(found) >= MOST_EVIDENCE:
             break
@@ -167,6 +169,19 @@ def evidence(
         if one is not None:
             found.setdefault((one.kind, one.path or one.text), one)
     return Denial(tuple(found.values()))
+
+
+def respelled(path: str, spellings: Mapping[str, str]) -> str:
+    """A path as the policy spells it: programs print the real path of their working directory.
+
+    Args:
+        path: absolute.
+        spellings: by the real path of a folder, its path in the policy.
+    """
+    for real, spelled in spellings.items():
+        if is_below(path, real):
+            return spelled + path.removeprefix(real)
+    return path
 
 
 def is_writable(policy: Policy, path: str) -> bool:
@@ -193,11 +208,14 @@ def _protected_by(policy: Policy, path: str) -> str | None:
 class _EvidenceSearch:
     """Compares lines of output with a policy."""
 
-    def __init__(self, policy: Policy, cwd: str, landlock: bool, stand_ins: StandIns) -> None:
+    def __init__(
+        self, policy: Policy, cwd: str, landlock: bool, stand_ins: StandIns, spellings: Mapping[str, str]
+    ) -> None:
         self._policy = policy
         self._cwd = cwd
         self._landlock = landlock
         self._stand_ins = stand_ins
+        self._spellings = spellings
 
     def evidence_in(self, found: ErrnoText, kind: str) -> Evidence | None:
         """The evidence in a line; None if there is none."""
@@ -212,6 +230,7 @@ class _EvidenceSearch:
             for name in names_of(found):
                 # `normpath` keeps two leading slashes, which the kernel treats as one.
                 path = "/" + os.path.normpath(os.path.join(self._cwd, name)).lstrip("/")
+                path = respelled(path, self._spellings)
                 stand_in = self._stand_in(path, kind)
                 if stand_in is not None or self._is_closed(path, kind):
                     return self._of_file(_shown(found.line), path, stand_in)

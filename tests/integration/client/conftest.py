@@ -17,7 +17,9 @@ from tests.conftest import StartServer
 
 TRANSPORTS = ("unix", "ws", "stdio")
 
-ONE_TRANSPORT = frozenset({"test_bad_arguments", "test_expect", "test_transfer_modes", "test_trees"})
+ONE_TRANSPORT = frozenset(
+    {"test_bad_arguments", "test_expect", "test_long_lines", "test_transfer_modes", "test_trees"}
+)
 """Modules whose subject lies above the connection. Their tests run over a Unix socket alone."""
 
 EVERY_TRANSPORT = pytest.mark.parametrize("url", TRANSPORTS, indirect=True)

@@ -5,29 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from execclient import Executor, LineTooLong, Process, Refused, connect
+from execclient import Executor, LineTooLong, Process, Refused
 from execclient.expect import RemoteSpawn
-from tests.conftest import StartServer
 
 MOST = 4095
-
-
-@pytest.fixture
-def url(start_server: StartServer, tmp_path: Path) -> str:
-    """A daemon."""
-    return start_server(f"unix://{tmp_path}/s").url
-
-
-@pytest.fixture
-async def executor(url: str) -> AsyncIterator[Executor]:
-    """A session with it."""
-    async with connect(url) as connected:
-        yield connected
 
 
 async def terminal(executor: Executor, settings: str) -> Process:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from execclient import Executor
-from execclient.govern.approval_policy import NEVER
+from execclient.govern.approval_policy import NEVER, ON_FAILURE
 from execclient.govern.approvals import Review
 from execclient.govern.policy.policy import Policy
 from execclient.govern.policy.rules import RuleSet
@@ -112,6 +112,19 @@ async def test_a_model_that_may_not_ask_is_told_so(make: Make) -> None:
     text = note(await told(make(approval=NEVER), "mkdir .codex"))
     assert "require_escalated" not in text
     assert "You cannot ask for more permissions here" in text
+
+
+async def test_a_user_who_has_just_refused_is_not_asked_again(make: Make) -> None:
+    user = User(Review("denied", "not here"))
+    for tool, command in (
+        ("exec_command", {"cmd": "mkdir .codex"}),
+        ("shell", {"command": ["mkdir", ".codex"]}),
+    ):
+        refused, denied = warnings(await make(approval=ON_FAILURE, user=user).call(tool, command))
+        assert refused == "Not run again without the sandbox: not here"
+        assert "the sandbox has denied a change" in denied
+        assert "require_escalated" not in denied
+    assert len(user.asked) == 2
 
 
 @pytest.mark.parametrize("tool", ["shell", "shell_command"])

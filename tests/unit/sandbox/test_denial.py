@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from execserver.sandbox.denial import Denial, Evidence, StandIns, denied, evidence, is_writable
+from execserver.sandbox.denial import Denial, Evidence, StandIns, denied, evidence, is_writable, respelled
 from execserver.sandbox.policy import Access, Glob, Policy, Rule
 
 WORKSPACE = Policy(
@@ -362,6 +362,15 @@ def test_the_reason_of_a_denied_path_is_named(output: str, reason: str, protecte
     (one,) = evidence(WORKSPACE, 1, output.encode(), "/ws", stand_ins=STAND_INS).evidence
     assert (one.reason, one.protected) == (reason, protected)
     assert one.as_json().get("protectedPath") == protected
+
+
+def test_the_real_path_of_a_writable_folder_is_the_folder() -> None:
+    output = b"fatal: Unable to create '/var/ws/.git/index.lock': Read-only file system"
+    (one,) = evidence(WORKSPACE, 1, output, "/ws", spellings={"/var/ws": "/ws"}).evidence
+    assert (one.path, one.reason, one.protected) == ("/ws/.git/index.lock", "protectedName", "/ws/.git")
+    beside = b"touch: cannot touch '/var/ws2': Read-only file system"
+    assert evidence(WORKSPACE, 1, beside, "/ws", spellings={"/var/ws": "/ws"}).evidence[0].path == "/var/ws2"
+    assert respelled("/var/ws", {"/var/ws": "/ws"}) == "/ws"
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ TELL_THE_USER = (
     "You cannot ask for more permissions here: work without it, or tell the user what has to be permitted."
 )
 
+RETRY_REFUSED = "Not run again without the sandbox: "
+
 KEEP_IN_FOREGROUND = (
     "Start a server with exec_command in the foreground, without &: the answer has a session ID, the server "
     "runs on, and write_stdin shows its further output."
@@ -265,7 +267,7 @@ def unsupported_call(name: str, *, custom: bool = False) -> str:
 
 def retry_refused(reason: str) -> str:
     """The text for a refused second attempt without the sandbox."""
-    return f"Not run again without the sandbox: {reason}"
+    return f"{RETRY_REFUSED}{reason}"
 
 
 def session_warning(count: int, limit: int) -> str:

@@ -97,9 +97,13 @@ def _denial(context: CallContext, call: CommandCall, denial: Mapping[str, Any]) 
     ]
     if not told:
         return
-    may_ask = context.approval.may_escalate and call.tool not in _WITHOUT_PERMISSIONS
-    way_out = exec_text.ASK_TO_ESCALATE if may_ask else exec_text.TELL_THE_USER
-    yield f"Warning: {' '.join(told)} {way_out.format(tool=call.tool)}"
+    if any(warning.startswith(exec_text.RETRY_REFUSED) for warning in context.warnings):
+        way_out = ""  # the user has just been asked
+    elif context.approval.may_escalate and call.tool not in _WITHOUT_PERMISSIONS:
+        way_out = exec_text.ASK_TO_ESCALATE.format(tool=call.tool)
+    else:
+        way_out = exec_text.TELL_THE_USER
+    yield f"Warning: {' '.join(told)} {way_out}".rstrip()
 
 
 def _ended(context: CallContext, call: CommandCall, ended: Mapping[str, Any]) -> str:

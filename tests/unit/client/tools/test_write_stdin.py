@@ -23,7 +23,8 @@ class Session:
         self.done: list[tuple[str, object, float]] = []
         self.finished = asyncio.Event()
         self.process = SimpleNamespace(write=self._write, interrupt=self._interrupt)
-        self.call = SimpleNamespace(params=SimpleNamespace(tty=tty, command=("sh",), cwd="/w"))
+        params = SimpleNamespace(tty=tty, command=("sh",), cwd="/w")
+        self.call = SimpleNamespace(params=params, policy=SimpleNamespace(parity=False))
         self.terminal = None
         self.exec = self
 
@@ -36,7 +37,8 @@ class Session:
         self._note("collect", seconds)
         return False
 
-    async def _write(self, data: str) -> None:
+    async def _write(self, data: str, *, whole_lines: bool) -> None:
+        assert whole_lines
         self._note("write", data)
 
     async def _interrupt(self) -> None:
