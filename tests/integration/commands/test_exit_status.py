@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from execclient import results
 from execclient.commands import failures, patch, policy
 from execserver.__main__ import DAEMON_COMMANDS
 from tests.integration.commands.conftest import EXECSERVER, CommandLine
@@ -30,7 +31,7 @@ AT_DAEMON = {
 COMMANDS = [*DAEMON_COMMANDS, *AT_DAEMON, "policy", "completion"]
 
 CONSTANTS = {
-    *(failures.INCOMPLETE, failures.NO_DAEMON, failures.TIMED_OUT, failures.FAILED),
+    *(failures.INCOMPLETE, failures.NO_DAEMON, results.TIMED_OUT, failures.FAILED),
     *(failures.CANNOT_EXECUTE, failures.NOT_FOUND, failures.OUTPUT_CLOSED),
     *(patch.NOT_APPLIED, patch.UNUSABLE, policy.UNUSABLE, *policy.STATUS.values()),
 }
@@ -45,6 +46,7 @@ CAUSES: dict[tuple[str, int], list[str]] = {
     ("serve", 0): ["serve", "--help"],
     ("config", 0): ["config", "check"],
     ("doctor", 0): ["doctor", "--help"],
+    ("uninstall", 0): ["uninstall", "--help"],
     ("relay", 0): ["relay", "key", "key"],
     ("run", 0): ["run", "true"],
     ("attach", 0): ["attach", "--since-seq", "0", "ENDED"],
@@ -58,6 +60,7 @@ CAUSES: dict[tuple[str, int], list[str]] = {
     ("serve", 1): ["serve", "--config", "none.toml"],
     ("config", 1): ["config", "show", "--config", "none.toml"],
     ("doctor", 1): ["doctor", "--config", "none.toml"],
+    ("uninstall", 1): ["uninstall", "--dry-run"],
     ("relay", 1): ["relay", "token", "list", "--state-dir", "none"],
     ("kill", 1): ["kill", "nobody"],
     ("cp", 1): ["cp", "-r", "tree", ":TARGET"],
