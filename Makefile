@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SHARED ?= ../shared
 CODEX_VERSION := 0.169.0
+SVG_TERM_VERSION := 2.1.1
 CODEX = $(firstword $(wildcard .interop/node_modules/@openai/codex-linux-*/vendor/*/bin/codex) \
 	$(wildcard .interop/node_modules/@openai/codex/vendor/*/bin/codex))
 SERVE := $(CURDIR)/$(BIN)/execserver serve
@@ -16,8 +17,9 @@ STDIO_SCENARIOS := oneshot,failing,tty,bigout,patch,agents_md,parallel,view_imag
 SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
 .PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
-	second-tests background-tests watch docs docs-check dist release-check soak faults fuzz bubblewrap \
-	terminal-tools ssh-server browser runtimes interop interop-setup probe relay-probe vectors stock-client \
+	second-tests background-tests watch docs docs-check demo dist release release-tools release-tests \
+	release-check soak faults fuzz bubblewrap terminal-tools ssh-server browser runtimes interop \
+	interop-setup probe relay-probe vectors stock-client \
 	stock-websocket stock-stdio relay-stock systemd-setup systemd-verify foreign-clients bench bench-gate \
 	bench-relay bench-commands clean
 
@@ -140,19 +142,43 @@ docs: setup ## the manual as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open site/index.html"
 
-docs-check: setup bubblewrap ssh-server browser ## run what the manual says, read the site in a browser, install the wheels
+docs-check: setup bubblewrap ssh-server terminal-tools browser ## run what the manual says, read the site in a browser, install the wheels
 	$(BIN)/python -m pytest -q --durations=10 --durations-min=1 tests/docs
 
 DIST ?= dist
 
-# Each wheel is built from its sdist.
+# Each wheel is built from its sdist, by the hatchling of constraints.txt: the same source gives the same bytes.
 dist: setup ## sdist and wheel of execclient and of execserver, in dist/
-	$(BIN)/python -m build --outdir $(DIST) clients/python
-	$(BIN)/python -m build --outdir $(DIST) .
+	$(BIN)/python -m build --no-isolation --outdir $(DIST) clients/python
+	$(BIN)/python -m build --no-isolation --outdir $(DIST) .
 
-release-check: ## test, docs-check and interop, whatever changed
+# NOTES=--unreleased rehearses a release, before the changelog has a section for the version.
+release: setup release-tools ## what is published, in dist/VERSION: see CONTRIBUTING.md; publishes nothing
+	$(BIN)/python -m tools.release $(NOTES) --tools $(RELEASE)/bin $(DIST)
+
+# The picture of README.md.
+demo: setup release-tools terminal-tools ## record the session of the README anew, docs/assets/demo.svg
+	$(BIN)/python -m tools.demo --tools $(RELEASE) docs/assets/demo.svg
+
+RELEASE := .release
+
+# Their dependencies would not go together with those of the tests.
+release-tools: $(RELEASE)/.ready
+
+$(RELEASE)/.ready: pyproject.toml constraints.txt
+	test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group release
+	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix $(RELEASE) svg-term-cli@$(SVG_TERM_VERSION)
+	touch $@
+
+release-tests: setup release-tools bubblewrap ## a release twice, the same bytes; pipx and uvx; types from the wheel
+	$(BIN)/python -m pytest -q --durations=10 --durations-min=1 tests/release
+
+release-check: ## test, docs-check, release-tests and interop, whatever changed
 	$(MAKE) test
 	$(MAKE) docs-check
+	$(MAKE) release-tests
 	$(MAKE) interop
 
 ##@ Longer tests
@@ -252,4 +278,4 @@ bench-commands: setup ## how long commands and copies of directories take, besid
 ##@ Other
 
 clean: ## remove .venv and all caches
-	rm -rf $(VENV) .interop .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .interop .release .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

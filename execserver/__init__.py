@@ -4,4 +4,4 @@ This module imports nothing, so that the supervisor starts in milliseconds
 (`docs/explanation/architecture.md`).
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

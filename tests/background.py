@@ -24,7 +24,7 @@ from tests.sandbox_user import REPOSITORY, User, users
 _IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGHUP)
 
 _NOT_COPIED = shutil.ignore_patterns(
-    ".git", ".venv", ".interop", ".*_cache", ".hypothesis", "__pycache__", "dist", "site"
+    ".git", ".venv", ".interop", ".release", ".*_cache", ".hypothesis", "__pycache__", "dist", "site"
 )
 
 _SCRIPT = """\

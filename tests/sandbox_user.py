@@ -18,6 +18,7 @@ import pwd
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 NOBODY = 65534
 """The uid and gid of the ordinary user: it has an entry in every passwd file, and owns nothing."""
+
+NEW = 54321
+"""The uid and gid of an account that is new: no distribution gives it away."""
+
+NEW_HOME = Path("/home/newcomer")
 
 _CLONE_NEWNS = 0x00020000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 1 << 18
@@ -66,6 +72,19 @@ def users() -> list[User]:
         return [ourselves]
     program = (sys.executable, "-I", os.path.abspath(__file__), str(NOBODY), str(NOBODY))
     return [ourselves, User("user", NOBODY, NOBODY, program)]
+
+
+def new_account(home: Path) -> User:
+    """A user without a past, who exists for its own processes alone and leaves nothing when they end.
+
+    In their mount namespace the user is in the files of the system, and `home` is its home folder. Where the
+    tests run as an ordinary user it is that one: only its home folder is new.
+    """
+    ourselves, *others = users()
+    if not others:
+        return ourselves
+    program = (*others[0].prefix[:3], "--new", str(home))
+    return User("newcomer", NEW, NEW, program)
 
 
 ALL_USERS = ("root", "user")
@@ -109,13 +128,11 @@ def needed_paths() -> Iterator[Path]:
 
 
 def open_the_way(paths: Iterable[Path]) -> None:
-    """Take a mount namespace of our own, in which everybody reaches these paths.
+    """In a mount namespace of our own, let every user reach these paths.
 
     Raises:
         OSError: the kernel refused; only root can do this.
     """
-    _call("unshare", ctypes.c_int(_CLONE_NEWNS))
-    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     hidden = {path: closed for path in dict.fromkeys(paths) if (closed := closed_folder(path)) is not None}
     # Held open before anything lies over them: afterwards there is no other way to them.
     held = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in hidden}
@@ -126,6 +143,36 @@ def open_the_way(paths: Iterable[Path]) -> None:
             path.mkdir(parents=True)
             _mount(f"/proc/self/fd/{descriptor}", str(path), None, _MS_BIND | _MS_REC)
         os.close(descriptor)
+
+
+def unshare_mounts() -> None:
+    """Take a mount namespace of our own.
+
+    Raises:
+        OSError: the kernel refused; only root can do this.
+    """
+    _call("unshare", ctypes.c_int(_CLONE_NEWNS))
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+
+
+def add_account(home: Path) -> None:
+    """Add a user to the files of the system, as this mount namespace sees them."""
+    lines = {
+        "passwd": f"{NEW_HOME.name}:x:{NEW}:{NEW}::{NEW_HOME}:/bin/bash\n",
+        "group": f"{NEW_HOME.name}:x:{NEW}:\n",
+    }
+    for name, line in lines.items():
+        file = Path("/etc", name)
+        with tempfile.NamedTemporaryFile("w", dir="/tmp") as copy:
+            copy.write(file.read_text() + line)
+            copy.flush()
+            os.chmod(copy.name, 0o644)
+            _mount(copy.name, str(file), None, _MS_BIND)
+    descriptor = os.open(home, os.O_PATH | os.O_DIRECTORY)  # it may lie below what is covered next
+    _mount("tmpfs", str(NEW_HOME.parent), "tmpfs", 0, "mode=755,size=1m")
+    NEW_HOME.mkdir()
+    _mount(f"/proc/self/fd/{descriptor}", str(NEW_HOME), None, _MS_BIND)
+    os.close(descriptor)
 
 
 def become(uid: int, gid: int) -> None:
@@ -149,12 +196,19 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`sandbox_user.py UID GID COMMAND...`: become that user and be that command."""
+    """`sandbox_user.py UID GID COMMAND...`: become that user and be that command.
+
+    With `--new HOME` instead of `UID GID`: become a user of a new account.
+    """
     uid, gid, *command = arguments
     if not command:
-        sys.exit("usage: sandbox_user.py UID GID COMMAND...")
-    pwd.getpwuid(int(uid))  # a user that the machine knows, or a clear KeyError
+        sys.exit("usage: sandbox_user.py {UID GID | --new HOME} COMMAND...")
     umask = os.umask(0o022)
+    unshare_mounts()
+    if uid == "--new":
+        add_account(Path(gid))
+        uid = gid = str(NEW)
+    pwd.getpwuid(int(uid))  # a user that the machine knows, or a clear KeyError
     open_the_way(needed_paths())
     os.umask(umask)
     become(int(uid), int(gid))

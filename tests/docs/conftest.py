@@ -1,14 +1,17 @@
-"""The manual's site, built once for all tests that read it."""
+"""The manual's site and the wheels, built once for all tests that read them."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.docs.installing import Wheels, fill_wheelhouse, make_dist
 from tests.docs.pages import ROOT
 
 
@@ -32,3 +35,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     assert "WARN" not in done.stderr
     return folder
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheels:
+    """Both wheels."""
+    return make_dist(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="session")
+def wheelhouse(wheels: Wheels) -> Iterator[Path]:
+    """A folder with both wheels and all that they need; every user can read it."""
+    with tempfile.TemporaryDirectory(prefix="wheelhouse-", dir="/tmp") as name:
+        fill_wheelhouse(Path(name), wheels)
+        yield Path(name)

@@ -44,6 +44,8 @@ class Reader:
     seconds: float = SECONDS
     words: dict[str, str] = field(default_factory=dict)
     """Text of pages → what stands for it here."""
+    python: Path = Path(sys.executable)
+    """Runs the blocks of Python."""
 
     _printed: str | None = None
     _conversation: Conversation | None = None
@@ -80,7 +82,7 @@ class Reader:
         elif block.language == "toml":
             self._check_settings(block)
         elif block.title is None:
-            program = [sys.executable, "-"] if block.language == "python" else ["bash", "-eu"]
+            program = [str(self.python), "-"] if block.language == "python" else ["bash", "-eu"]
             self._printed = self._run_program(program, block)
 
     def _compare(self, block: Block) -> None:
@@ -210,10 +212,44 @@ def reader(
     if programs is not None:
         (folder / ".venv").symlink_to(programs.parent)
     words = {THEIR_HOME: str(home), THEIR_RUNTIME: str(runtime)}
+    try:
+        with _reading(home, folder, logs, environment, seconds, words) as one:
+            yield one
+    finally:
+        remove_tree(base)
+
+
+@contextmanager
+def newcomer(env: Mapping[str, str], seconds: float) -> Iterator[Reader]:
+    """A reader in the home folder of the user that runs the tests, who has just logged in.
+
+    Args:
+        env: all variables. Blocks of Python are run by the environment `.venv` that an earlier block makes.
+        seconds: limit of one command.
+    """
+    home = Path(env["HOME"])
+    logs = Path(tempfile.mkdtemp(prefix="reader-"))
+    try:
+        with _reading(home, home, logs, env, seconds, {}) as one:
+            one.python = home / ".venv" / "bin" / "python"
+            yield one
+    finally:
+        remove_tree(logs)
+
+
+@contextmanager
+def _reading(
+    home: Path,
+    folder: Path,
+    logs: Path,
+    environment: Mapping[str, str],
+    seconds: float,
+    words: dict[str, str],
+) -> Iterator[Reader]:
     words |= dict(zip(THEIR_PORTS, _free_ports(len(THEIR_PORTS)), strict=True))
     try:
         with Terminal(folder, environment, logs) as terminal:
-            one = Reader(home, environment, terminal, seconds, words)
+            one = Reader(home, dict(environment), terminal, seconds, words)
             try:
                 yield one
             finally:
@@ -223,7 +259,6 @@ def reader(
     finally:
         for process in _processes_of(home):
             process.kill()
-        remove_tree(base)
 
 
 def _free_ports(count: int) -> list[str]:
@@ -245,6 +280,8 @@ def _processes_of(home: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
+            if process.pid == os.getpid():  # a newcomer, who is at home
+                continue
             if process.environ().get("HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 import sys
 import tomllib
@@ -18,6 +19,9 @@ from tests.docs.pages import ROOT
 
 SERVER = ROOT / "pyproject.toml"
 CLIENT = ROOT / "clients" / "python" / "pyproject.toml"
+
+APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+"""The digest of the licence as Debian and the Apache Software Foundation distribute it."""
 
 DISTRIBUTIONS = {
     "anyio": "httpcore",  # h11 too: httpcore stands on both
@@ -69,6 +73,18 @@ def test_both_have_one_version_and_the_server_requires_it() -> None:
     pins = [each for each in requirements(SERVER) if name_of(each) == "execclient"]
     assert len(pins) == 4
     assert all(each.endswith(f"]=={version}") for each in pins)
+
+
+def test_both_have_one_licence_and_say_the_same_of_themselves() -> None:
+    server, client = project(SERVER), project(CLIENT)
+    for name in ("license", "license-files", "authors", "keywords", "requires-python"):
+        assert server[name] == client[name], name
+    assert server["license"] == "Apache-2.0"
+    for each in (server, client):
+        assert not [text for text in each["classifiers"] if text.startswith("License ::")]  # PEP 639
+    text = (ROOT / "LICENSE").read_bytes()
+    assert hashlib.sha256(text).hexdigest() == APACHE_2
+    assert (CLIENT.parent / "LICENSE").read_bytes() == text
 
 
 @pytest.mark.parametrize(

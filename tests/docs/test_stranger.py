@@ -1,17 +1,20 @@
-"""A newcomer clones the repository, types `make run`, and follows the tutorial."""
+"""A newcomer clones the repository and follows the tutorial; another installs it and follows the README."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.docs.installing import of_pip
 from tests.docs.pages import ROOT, TUTORIAL, blocks_of
 from tests.docs.reader import reader
+from tests.sandbox_user import NEW_HOME, User, new_account
 
 SECONDS = 270.0
 """`make run` in a clone installs everything: about a minute, several on a loaded machine."""
@@ -51,21 +54,37 @@ def test_from_the_clone_to_the_end_of_the_tutorial(repository: Path) -> None:
         one.follow(blocks)
 
 
-def of_pip() -> dict[str, str]:
-    """How this machine reaches the package index, and what it fetched before: no part of the tutorial."""
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    names = (
-        "PIP_",
-        "SSL_CERT",
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "NO_PROXY",
-        "http_proxy",
-        "https_proxy",
-        "no_proxy",
-    )
-    found = {name: value for name, value in os.environ.items() if name.startswith(names)}
-    if (home / "pip" / "pip.conf").is_file():
-        found.setdefault("PIP_CONFIG_FILE", str(home / "pip" / "pip.conf"))
-    return {**found, "PIP_CACHE_DIR": found.get("PIP_CACHE_DIR", str(cache / "pip"))}
+@pytest.mark.manual
+@pytest.mark.timeout(300)
+def test_a_new_account_follows_the_readme(wheelhouse: Path, tmp_path: Path) -> None:
+    """Where the tests run as root, the account exists for the processes of this test alone."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    user = new_account(home)
+    user.give(home)
+    environment = {
+        "HOME": str(NEW_HOME if user.prefix else home),
+        "USER": user.name,
+        "LOGNAME": user.name,
+        "SHELL": "/bin/bash",
+        "LANG": "C.UTF-8",
+        "PATH": f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(wheelhouse),
+    }
+    follow = (sys.executable, "-m", "tests.docs.newcomer", "README.md", "tests/docs/test_stranger.py")
+    try:
+        done = subprocess.run(
+            [*user.prefix, *follow], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not processes_of(user)
+    finally:
+        for process in processes_of(user):
+            process.kill()
+
+
+def processes_of(user: User) -> list[psutil.Process]:
+    """What a user of a new account has left; nothing is known of one that the tests run as."""
+    every = psutil.process_iter(["uids"]) if user.prefix else ()
+    return [each for each in every if each.info["uids"].real == user.uid]

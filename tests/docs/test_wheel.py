@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+import shutil
+import tarfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
+from tests.docs.installing import INSTALL_SECONDS, Wheels, dist, environment, run
 from tests.docs.pages import ROOT, TUTORIAL, Block, blocks_of
 from tests.docs.reader import reader
-from tests.docs.test_stranger import of_pip
-
-INSTALL_SECONDS = 110.0
-"""Building takes ten seconds and installing twenty, with a filled cache and a machine to itself."""
 
 pytestmark = [pytest.mark.manual, pytest.mark.timeout(3 * INSTALL_SECONDS)]
-
-CONSTRAINTS = ("--constraint", ROOT / "constraints.txt")
 
 EXTRAS = "expect,policy,relay"
 """What the manual's pages need beside what is always installed."""
@@ -57,47 +51,6 @@ NEED_EXTRA = (
 """Programs that need an extra of the client."""
 
 
-class Wheels(NamedTuple):
-    """What `make dist` has built."""
-
-    client: Path
-    server: Path
-
-
-def run(*argv: str | Path, folder: Path, status: int = 0, **variables: str) -> str:
-    """What the command prints. Of this environment it sees only how to reach the package index."""
-    environment = {"HOME": str(folder), "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", **of_pip()}
-    done = subprocess.run(
-        [*map(str, argv)],
-        cwd=folder,
-        env={**environment, **variables},
-        capture_output=True,
-        text=True,
-        timeout=INSTALL_SECONDS,
-        check=False,
-    )
-    assert done.returncode == status, f"{argv}:\n{done.stdout}{done.stderr}"
-    return done.stdout if status == 0 else done.stderr
-
-
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Wheels:
-    folder = tmp_path_factory.mktemp("dist")
-    run("make", "--directory", ROOT, "dist", f"DIST={folder}", folder=folder)
-    (client,), (server,) = folder.glob("execclient-*.whl"), folder.glob("execserver-*.whl")
-    assert len(list(folder.glob("*.tar.gz"))) == 2
-    return Wheels(client, server)
-
-
-def environment(folder: Path, *wanted: str | Path) -> Path:
-    """The programs of a new environment that has what is wanted, and not even pip."""
-    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", folder=folder)
-    programs = folder / "venv" / "bin"
-    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
-    run(*pip, "--python", programs / "python", "install", *CONSTRAINTS, *wanted, folder=folder)
-    return programs
-
-
 @pytest.fixture(scope="module")
 def client(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment(tmp_path_factory.mktemp("client"), wheels.client)
@@ -119,6 +72,7 @@ def test_the_client_is_small_and_comes_without_the_server(client: Path) -> None:
     assert names == {"execclient", "execprotocol", "msgspec", "pybase64"}
     assert size < MAX_CLIENT_BYTES
     assert list(packages.rglob("*.pyc"))
+    assert len(list(packages.glob("*.dist-info"))) == 3  # as the pages say: itself and two more
 
 
 def test_the_plain_client_imports_what_needs_no_extra(client: Path, tmp_path: Path) -> None:
@@ -229,6 +183,36 @@ def requirements(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
         return re.findall(r"^Requires-Dist: (.*)$", archive.read(name).decode(), re.MULTILINE)
+
+
+def test_each_archive_has_the_licence_and_names_it(wheels: Wheels) -> None:
+    text = (ROOT / "LICENSE").read_bytes()
+    for wheel in (wheels.client, wheels.server):
+        with zipfile.ZipFile(wheel) as archive:
+            (licence,) = (each for each in archive.namelist() if each.endswith("/LICENSE"))
+            (metadata,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+            assert archive.read(licence) == text
+            assert "\nLicense-Expression: Apache-2.0\n" in archive.read(metadata).decode()
+        with tarfile.open(next(wheel.parent.glob(f"{wheel.name.split('-')[0]}-*.tar.gz"))) as archive:
+            (licence,) = (each for each in archive.getnames() if re.fullmatch(r"[^/]+/LICENSE", each))
+            content = archive.extractfile(licence)
+            assert content is not None
+            assert content.read() == text
+
+
+def test_the_same_source_gives_the_same_wheel(wheels: Wheels, tmp_path: Path) -> None:
+    """In another folder, with other times and modes of files. `make release-tests` has whole releases."""
+    source = tmp_path / "elsewhere" / "python"
+    shutil.copytree(
+        ROOT / "clients" / "python",
+        source,
+        copy_function=shutil.copyfile,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+
+    dist(tmp_path / "dist", source)
+
+    assert (tmp_path / "dist" / wheels.client.name).read_bytes() == wheels.client.read_bytes()
 
 
 def test_a_wheel_has_its_packages_their_types_and_nothing_else(wheels: Wheels) -> None:

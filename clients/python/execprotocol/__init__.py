@@ -1,4 +1,4 @@
 """The protocol of execserver, as both sides know it: messages, errors, limits, path URIs."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 """Of the distribution `execclient`. The server has the same version, and requires it."""

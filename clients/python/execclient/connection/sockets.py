@@ -87,10 +87,13 @@ async def open_unix(path: str, url: str, receiver: Receiver) -> None:
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise DaemonNotRunning(
             f"no server is listening at {url} ({error.strerror}). "
-            f"Start a daemon with: execserver serve --listen {url}"
+            f"Start a daemon with: execserver serve --listen {url} "
+            "(or use one that ends with the client: --url stdio:)"
         ).about(path=path, errno=error.errno) from error
     except OSError as error:
-        failure = ConnectionFailed(f"cannot connect to {url}: {error.strerror or 'no response'}")
+        failure = ConnectionFailed(
+            f"cannot connect to {url}: {error.strerror or str(error) or 'no response'}"
+        )
         raise failure.about(path=path, errno=error.errno) from error
     try:
         _check_server(transport.get_extra_info("socket"), url)
