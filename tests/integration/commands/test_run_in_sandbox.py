@@ -63,6 +63,24 @@ def test_workspace_write_writes_to_the_working_directory_and_no_further(
     assert f"(workspace-write): {target}; --writable DIR allows to write to a directory" in errors
 
 
+def test_a_protected_name_is_reported_as_that_and_the_named_option_allows_it(
+    execserver: CommandLine,
+) -> None:
+    repository = execserver.folder / "workspace/.git"
+    workspace = ("--sandbox", "workspace-write")
+    status, errors = script(execserver, *workspace, code="echo > .git/config")
+
+    assert status == 2
+    assert f"{repository} is protected" in errors
+    option = errors.partition("once it exists, ")[2].partition(" allows it")[0].split()
+    assert option == ["--writable", str(repository)]
+
+    repository.mkdir()
+    assert script(execserver, *workspace, code="echo > .git/config")[0] == 2
+    assert script(execserver, *workspace, *option, code="echo > .git/config") == (0, "")
+    assert (repository / "config").exists()
+
+
 def test_writable_directories_may_be_added(execserver: CommandLine, outside: Path) -> None:
     target = outside / f"execserver-test-{os.getpid()}"
     target.mkdir()

@@ -157,10 +157,17 @@ async def _start(executor: Executor, command: RunOptions, *, stdin: bool) -> Pro
 def _report_denial(denial: Mapping[str, Json] | None, sandbox: str) -> None:
     """Report what the sandbox denied, if the daemon has evidence (`docs/protocol.md`, X7)."""
     for evidence in (denial or {}).get("evidence", ())[:1]:
-        denied = {
-            "network": "the network; --network allows it",
-            "signal": "a system call",
-        }.get(evidence["kind"], f"{evidence.get('path', 'a file')}{_WAYS_OUT.get(sandbox, '')}")
+        if "protectedPath" in evidence:
+            path = evidence["protectedPath"]
+            denied = (
+                f"{path} is protected, because programs outside of the sandbox run its hooks or trust its "
+                f"settings; once it exists, --writable {path} allows it"
+            )
+        else:
+            denied = {
+                "network": "the network; --network allows it",
+                "signal": "a system call",
+            }.get(evidence["kind"], f"{evidence.get('path', 'a file')}{_WAYS_OUT.get(sandbox, '')}")
         print_message(f"likely denied by the sandbox ({sandbox}): {denied}")
 
 
