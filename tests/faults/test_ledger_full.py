@@ -55,3 +55,17 @@ def test_a_process_ends_when_its_end_cannot_be_written_down(serve: Serve) -> Non
     # What nobody could write down, nobody can tell.
     page = service.connect(session).process(process.id).read()
     assert (page["exited"], page["exitCode"], page["closed"]) == (True, 255, True)
+
+
+def test_a_time_to_live_that_cannot_be_written_down_is_refused_and_not_in_force(serve: Serve) -> None:
+    service = serve("unix", may_fail=True)
+    client = service.connect()
+    assert client.call("session/setTtl", {"ttlMs": 3_600_000}) == {"sessionTtlMs": 3_600_000}
+    _ledger_full(service)
+    failure = client.refused("session/setTtl", {"ttlMs": 7_200_000})
+    assert (failure.code, "os error" in failure.message) == (-32603, True)
+    service.signal_server(signal.SIGKILL)
+    client.close()
+    service.wait_for_new_server()
+    again = service.connect(handshake=False).handshake(client.session_id, extensions=True)
+    assert again.initialized["sessionTtlMs"] == 3_600_000
