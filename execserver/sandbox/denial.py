@@ -226,17 +226,21 @@ class _EvidenceSearch:
         network = not self._policy.network
         if kind == NO_NETWORK:
             return Evidence("network", _shown(found.line)) if network else None
-        if self._policy.limits_files:
-            for name in names_of(found):
-                # `normpath` keeps two leading slashes, which the kernel treats as one.
-                path = "/" + os.path.normpath(os.path.join(self._cwd, name)).lstrip("/")
-                path = respelled(path, self._spellings)
-                stand_in = self._stand_in(path, kind)
-                if stand_in is not None or self._is_closed(path, kind):
-                    return self._of_file(_shown(found.line), path, stand_in)
+        if self._policy.limits_files and (files := list(self._files_in(found, kind))):
+            # Where git copies into a protected `.git`, the source, which is just not writable, comes first.
+            return next((file for file in files if file.reason != "readOnly"), files[0])
         if network and kind == NOT_PERMITTED and is_about_network(found):
             return Evidence("network", _shown(found.line))
         return None
+
+    def _files_in(self, found: ErrnoText, kind: str) -> Iterator[Evidence]:
+        for name in names_of(found):
+            # `normpath` keeps two leading slashes, which the kernel treats as one.
+            path = "/" + os.path.normpath(os.path.join(self._cwd, name)).lstrip("/")
+            path = respelled(path, self._spellings)
+            stand_in = self._stand_in(path, kind)
+            if stand_in is not None or self._is_closed(path, kind):
+                yield self._of_file(_shown(found.line), path, stand_in)
 
     def _of_file(self, text: str, path: str, stand_in: str | None) -> Evidence:
         protected = _protected_by(self._policy, stand_in or path)

@@ -350,6 +350,11 @@ def test_a_folder_with_something_else_in_it_is_not_empty_by_itself() -> None:
     [
         ("rm: cannot remove '.git/HEAD': Read-only file system", "protectedName", "/ws/.git"),
         ("mv: cannot move '.agents' to 'x': Device or resource busy", "protectedName", "/ws/.agents"),
+        (
+            "fatal: cannot copy '/usr/share/git/x' to '/ws/.git/x': Read-only file system",
+            "protectedName",
+            "/ws/.git",
+        ),
         ("touch: cannot touch '/tmp/.aws/x': Read-only file system", "protectedName", "/tmp/.aws"),
         ("touch: cannot touch '/etc/x': Read-only file system", "readOnly", None),
         ("touch: cannot touch 'vendor/x': Read-only file system", "readOnly", None),
