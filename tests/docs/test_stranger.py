@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from tests.docs.installing import of_pip
 from tests.docs.pages import ROOT, TUTORIAL, blocks_of
 from tests.docs.reader import reader
-from tests.sandbox_user import NEW_HOME, User, new_account
+from tests.sandbox_user import NEW_HOME, User, new_account, remove_tree
 
 SECONDS = 270.0
 """`make run` in a clone installs everything: about a minute, several on a loaded machine."""
@@ -56,10 +57,9 @@ def test_from_the_clone_to_the_end_of_the_tutorial(repository: Path) -> None:
 
 @pytest.mark.manual
 @pytest.mark.timeout(300)
-def test_a_new_account_follows_the_readme(wheelhouse: Path, tmp_path: Path) -> None:
+def test_a_new_account_follows_the_readme(wheelhouse: Path) -> None:
     """Where the tests run as root, the account exists for the processes of this test alone."""
-    home = tmp_path / "home"
-    home.mkdir(mode=0o700)
+    home = Path(tempfile.mkdtemp(prefix="home-"))  # short: the default socket lies in it
     user = new_account(home)
     user.give(home)
     environment = {
@@ -82,6 +82,7 @@ def test_a_new_account_follows_the_readme(wheelhouse: Path, tmp_path: Path) -> N
     finally:
         for process in processes_of(user):
             process.kill()
+        remove_tree(home)
 
 
 def processes_of(user: User) -> list[psutil.Process]:
