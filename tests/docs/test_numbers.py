@@ -337,7 +337,7 @@ def test_the_flags_that_the_command_line_names_are_those_of_the_settings() -> No
     """A flag in a page that the programs do not know would be copied, and refused."""
     known = {f"--{name.replace('_', '-')}" for name in Settings.__struct_fields__} | {"--config"}
     page = (ROOT / "docs" / "reference" / "command-line.md").read_text()
-    serve = page.partition("## `execserver serve`")[2].partition("\n### Exit status")[0]
+    serve = page.partition("## `execserver serve`")[2].partition("\n### Signals")[0]
     named = set(re.findall(r"`(--[a-z0-9-]+)\b(?!-…)", serve))
     assert named - known - {"--help", "--remote-", "--ws-"} == set()
     assert len(named & known) >= 8

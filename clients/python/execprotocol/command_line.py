@@ -61,8 +61,10 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 def expanded(argv: Sequence[str]) -> list[str]:
     """The command line with `help [COMMAND]` and `version` as the options that they stand for."""
     match list(argv):
+        case ["help", "help" | "version", *_]:
+            return ["--help"]
         case ["help", *command]:
             return [*command, "--help"]
-        case ["version"]:
+        case ["version", *_]:
             return ["--version"]
     return list(argv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -138,6 +139,26 @@ async def test_a_command_whose_sandbox_broke_was_not_run(scripted: ScriptedDaemo
         with pytest.raises(CommandNotRun, match="it broke"):
             await running
         assert start["params"]["sandbox"] == {"permissions": {"type": "managed"}}
+
+
+async def test_the_command_line_reports_a_broken_sandbox_and_no_exit_code(scripted: ScriptedDaemon) -> None:
+    command = ("run", "--url", scripted.url, "--sandbox", "read-only", "--", "x")
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "execserver", *command),
+        stdin=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    peer = await scripted.session()
+    start = await peer.answer("process/start", {})
+    name = start["params"]["processId"]
+    peer.send(exited(1, 1, name), closed(2, name))
+    await peer.answer("process/read", page(next_seq=3, exited=True, exitCode=1, failure="it broke"))
+
+    agreeing = asyncio.create_task(peer.agree())
+    _, errors = await program.communicate()
+    await agreeing
+    assert errors == b"execserver: the sandbox failed before the command began: it broke\n"
+    assert program.returncode == 125
 
 
 async def test_an_input_that_cannot_be_delivered_ends_the_command(scripted: ScriptedDaemon) -> None:

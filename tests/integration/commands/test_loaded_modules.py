@@ -19,7 +19,7 @@ NEVER = {
 }
 """Modules that no command needs that talks to a daemon over a Unix socket."""
 
-FILES = {"execclient.local_files", "execclient.transfer", "hashlib", "random", "tempfile"}
+FILES = {"execclient.local_files", "execclient.transfer", "random", "tempfile"}
 """Modules that only `cp` needs."""
 
 CONNECTION = {"asyncio", "execclient.session.session", "msgspec", "ssl"}

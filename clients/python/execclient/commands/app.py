@@ -71,7 +71,7 @@ def main(argv: Sequence[str], others: Mapping[str, str] | None = None) -> NoRetu
         sys.exit(_run(argv[0], argv[1:]))
     parser = _parser(others or {})
     if argv and not argv[0].startswith("-"):
-        known = [*(others or {}), *COMMANDS]
+        known = [*(others or {}), *COMMANDS, "help", "version"]
         parser.error(f"no such command: {argv[0]}{did_you_mean(argv[0], known)}")
     parser.parse(argv)
     parser.print_help()
