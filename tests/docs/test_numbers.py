@@ -167,6 +167,7 @@ LIMITS: dict[str, list[str | int]] = {
     ],
     "walk": [f"execprotocol.limits.MAX_WALK_{name}" for name in ("DEPTH", "DIRECTORIES", "ENTRIES")],
     "edits at a time": ["execprotocol.limits.MAX_EDITS"],
+    "entries of a batch": ["execprotocol.limits.MAX_BATCH_ENTRIES", "execprotocol.limits.MAX_BATCH_BYTES"],
     "characters of a path URI": ["execprotocol.path_uri.MAX_URI"],
     "paths of a watch": ["execprotocol.limits.MAX_WATCHED_PATHS"],
     "paths that the patterns": [

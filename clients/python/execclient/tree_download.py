@@ -17,6 +17,7 @@ from pybase64 import b64decode
 from execclient.errors import CallFailed, NotFound, TransferFailed
 from execclient.local_files import Attributes, set_attributes, write_small
 from execclient.results import Copied, Stat, TreeCopied
+from execclient.session.session import INVALID_VALUE_ERRORS
 from execclient.trees import (
     BATCH_BYTES,
     GET,
@@ -31,6 +32,7 @@ from execclient.trees import (
     batches,
     call_batch,
     entry_failed,
+    invalid_entry,
     parts,
     side_by_side,
 )
@@ -49,13 +51,15 @@ class _Folder(NamedTuple):
     attributes: Attributes
 
 
-class _Content(NamedTuple):
-    """A small file that has arrived."""
+class _Found(NamedTuple):
+    """A path that the server has described."""
 
     file: TreeFile
-    data: bytes
+    stat: Stat
+    data: bytes | None
+    """The content, if it is a small file."""
     sha256: str
-    attributes: Attributes
+    """Of the content, as the server computed it."""
 
 
 class TreeDownload(TreeTransfer):
@@ -146,12 +150,13 @@ class TreeDownload(TreeTransfer):
         files = [_child(folder, name) for name in names]
         most = min(BATCH_BYTES, len(files) * _GUESSED_BYTES)
         async with self.budget.taken(most):
-            arrived: list[_Content] = []
-            for file, found in await self._get(files, most):
-                stat = _stat(found)
-                if self._is_file(folder, file, stat):
-                    self._sort(file._replace(size=stat.size), found, stat, arrived)
-            await self._write(arrived)
+            found = await self._get(files, most)
+            wanted = [each for each in found if self._is_file(folder, each.file, each.stat)]
+            for each in wanted:
+                if each.data is None:
+                    is_small = 0 < each.file.size <= SMALL_BYTES
+                    (self._small if is_small else self._large).append(each.file)
+            await self._write([each for each in wanted if each.data is not None])
 
     async def _take_name(self, folder: _Folder, name: str) -> None:
         """`_take_names` at a server without batches."""
@@ -185,7 +190,7 @@ class TreeDownload(TreeTransfer):
 
     # -- files
 
-    async def _get(self, files: Sequence[TreeFile], most: int) -> list[tuple[TreeFile, dict[str, Any]]]:
+    async def _get(self, files: Sequence[TreeFile], most: int) -> list[_Found]:
         """Request files; those that cannot be described or read are left out."""
         params = {"paths": [self.files.uri(file.source) for file in files], "maxBytes": most}
         found = []
@@ -193,63 +198,53 @@ class TreeDownload(TreeTransfer):
             if "error" in entry:
                 self._leave_out_gone(file.source, entry_failed(GET, file.source, entry["error"]))
             else:
-                found.append((file, entry))
+                found.append(_found(file, entry))
         return found
 
     async def _get_small(self, batch: Sequence[TreeFile]) -> None:
         """Request files whose size is known."""
         async with self.budget.taken(BATCH_BYTES):
-            arrived: list[_Content] = []
-            for file, found in await self._get(batch, BATCH_BYTES):
-                if "dataBase64" in found:
-                    self._sort(file, found, _stat(found), arrived)
-                else:  # it has grown
-                    self._large.append(file)
-            await self._write(arrived)
+            found = await self._get(batch, BATCH_BYTES)
+            self._large += [each.file for each in found if each.data is None]  # they have grown
+            await self._write([each for each in found if each.data is not None])
 
-    def _sort(self, file: TreeFile, found: dict[str, Any], stat: Stat, arrived: list[_Content]) -> None:
-        """Put a file to those that have arrived, or to those that are requested later."""
-        if "dataBase64" in found:
-            data = b64decode(found["dataBase64"], validate=True)
-            arrived.append(_Content(file, data, str(found["sha256"]), _attributes(stat)))
-        elif 0 < file.size <= SMALL_BYTES:
-            self._small.append(file)
-        else:
-            self._large.append(file)
-
-    async def _write(self, arrived: Sequence[_Content]) -> None:
-        for content, outcome in await self.in_thread(self._written, arrived):
-            file = content.file
+    async def _write(self, arrived: Sequence[_Found]) -> None:
+        outcomes = await self.in_thread(self._written, arrived)
+        for found, outcome in zip(arrived, outcomes, strict=True):
+            file = found.file
             if outcome is None:
                 self._large.append(file)
             elif isinstance(outcome, OSError):
                 self.leave_out_failed(file.destination, outcome, remote=False)
             else:
-                size = len(content.data)
+                size = len(found.data or b"")
                 self.note_copied(file.destination, Copied(size, outcome))
                 self.advance(size)
 
-    def _written(self, arrived: Sequence[_Content]) -> list[tuple[_Content, bool | OSError | None]]:
+    def _written(self, arrived: Sequence[_Found]) -> list[bool | OSError | None]:
         """Write files, in a thread.
 
         Returns:
             Whether each was written in place. None if it must be copied by itself: it was changed while the
             server read it, or a device or a FIFO is at its destination.
         """
-        outcomes: list[tuple[_Content, bool | OSError | None]] = []
-        for content in arrived:
+        outcomes: list[bool | OSError | None] = []
+        for found in arrived:
             if self.stopped.is_set():
                 break
-            if hashlib.sha256(content.data).hexdigest() != content.sha256:
-                outcomes.append((content, None))
-                continue
             try:
-                preserved = content.attributes if self.preserve else None
-                path, mode = content.file.destination, content.attributes.mode
-                outcomes.append((content, write_small(path, content.data, mode, preserved)))
+                outcomes.append(self._written_one(found))
             except OSError as error:
-                outcomes.append((content, error))
+                outcomes.append(error)
         return outcomes
+
+    def _written_one(self, found: _Found) -> bool | None:
+        data = found.data or b""
+        if hashlib.sha256(data).hexdigest() != found.sha256:
+            return None
+        attributes = _attributes(found.stat)
+        preserved = attributes if self.preserve else None
+        return write_small(found.file.destination, data, attributes.mode, preserved)
 
     async def _download(self, file: TreeFile) -> None:
         try:
@@ -271,19 +266,28 @@ def _child(folder: _Folder, name: str) -> TreeFile:
     return TreeFile(posixpath.join(folder.source, name), os.path.join(folder.destination, name), 0)
 
 
-def _stat(found: dict[str, Any]) -> Stat:
-    """The status in an entry of the result of `fs/getFiles`."""
-    return Stat(
-        is_dir=found["isDirectory"],
-        is_file=found["isFile"],
-        is_symlink=found["isSymlink"],
-        size=found["size"],
-        modified=found["modifiedAtNs"] / 1e9,
-        created=None,
-        mode=found["permissions"],
-        modified_ns=found["modifiedAtNs"],
-        accessed_ns=found["accessedAtNs"],
-    )
+def _found(file: TreeFile, entry: dict[str, Any]) -> _Found:
+    """An entry of the result of `fs/getFiles`.
+
+    Raises:
+        ProtocolFault: it is not of the protocol.
+    """
+    try:
+        stat = Stat(
+            is_dir=bool(entry["isDirectory"]),
+            is_file=bool(entry["isFile"]),
+            is_symlink=bool(entry["isSymlink"]),
+            size=int(entry["size"]),
+            modified=entry["modifiedAtNs"] / 1e9,
+            created=None,
+            mode=int(entry["permissions"]),
+            modified_ns=int(entry["modifiedAtNs"]),
+            accessed_ns=int(entry["accessedAtNs"]),
+        )
+        data = b64decode(entry["dataBase64"], validate=True) if "dataBase64" in entry else None
+        return _Found(file._replace(size=stat.size), stat, data, str(entry.get("sha256")))
+    except INVALID_VALUE_ERRORS as error:
+        raise invalid_entry(GET, error) from error
 
 
 def _attributes(stat: Stat) -> Attributes:

@@ -198,7 +198,7 @@ class TreeUpload(TreeTransfer):
                 failed = entry_failed(PUT, file.destination, outcome["error"])
                 self.leave_out_failed(file.destination, failed, remote=True)
                 continue
-            self.note_copied(file.destination, Copied(file.size, bool(outcome["inPlace"])))
+            self.note_copied(file.destination, Copied(file.size, bool(outcome.get("inPlace"))))
             self.advance(file.size)
 
     def _read(

@@ -35,7 +35,7 @@ from execclient.errors import (
 )
 from execclient.local_files import Attributes
 from execclient.results import Copied, Entry, LeftOut, Progress, Stat, TreeCopied, TreeProgress
-from execclient.session.session import Session, cancel
+from execclient.session.session import INVALID_VALUE_ERRORS, Session, cancel
 
 SMALL_BYTES = 256 << 10
 """Files up to this size are sent in batches."""
@@ -291,9 +291,21 @@ async def call_batch(
     return entries
 
 
-def entry_failed(method: str, path: str, error: Mapping[str, Any]) -> CallFailed:
-    """The error of one entry of a batch, about a path at the executor."""
-    return call_failed(method, int(error["code"]), str(error["message"])).about(path=path)
+def entry_failed(method: str, path: str, error: Json) -> CallFailed:
+    """The error of one entry of a batch, about a path at the executor.
+
+    Raises:
+        ProtocolFault: it is no error of the protocol.
+    """
+    try:
+        return call_failed(method, int(error["code"]), str(error["message"])).about(path=path)
+    except INVALID_VALUE_ERRORS as fault:
+        raise invalid_entry(method, fault) from fault
+
+
+def invalid_entry(method: str, error: Exception) -> ProtocolFault:
+    """The error for an entry of a result that is not of the protocol."""
+    return ProtocolFault(f"the server's answer to {method} is not of the protocol: {error!r}")
 
 
 def batches(files: Iterable[TreeFile]) -> Iterator[list[TreeFile]]:

@@ -159,6 +159,22 @@ async def test_a_server_without_modes_is_told_of(executor: Executor, tmp_path: P
 # -- what is left out
 
 
+async def test_names_that_are_not_text_are_uploaded_and_reported_on_the_way_back(
+    executor: Executor, tmp_path: Path, here: Path
+) -> None:
+    (here / "tree" / os.fsdecode(b"d\xff")).mkdir(parents=True)
+    (here / "tree" / os.fsdecode(b"d\xff") / os.fsdecode(b"\xfe")).write_text("x")
+
+    up = await executor.fs.upload_tree(here / "tree", tmp_path / "there")
+    down = await executor.fs.download_tree(tmp_path / "there", here / "back")
+
+    assert found_in(tmp_path / "there") == found_in(here / "tree")
+    assert (up.files, up.left_out) == (1, [])
+    assert [(each.reason, each.remote) for each in down.left_out] == [
+        ("it is gone, or its name is not UTF-8", True)
+    ]
+
+
 @pytest.mark.parametrize("old_server", [False, True])
 async def test_what_cannot_be_copied_is_reported_and_the_rest_is_copied(
     executor: Executor, tmp_path: Path, here: Path, old_server: bool
@@ -565,8 +581,10 @@ async def test_a_server_that_damages_contents_is_noticed(
     assert "fs/readBlock" in single
 
 
-@pytest.mark.parametrize("entries", [[], [{}, {}], "x", None, [5]])
-async def test_an_answer_of_another_length_is_a_fault(
+@pytest.mark.parametrize(
+    "entries", [[], [{}, {}], "x", None, [5], [{"error": 5}], [{"error": {"code": "x"}}], [{"isFile": True}]]
+)
+async def test_an_answer_that_is_not_of_the_protocol_is_a_fault(
     executor: Executor, tmp_path: Path, here: Path, entries: Any
 ) -> None:
     (tmp_path / "source").mkdir()
@@ -575,10 +593,13 @@ async def test_an_answer_of_another_length_is_a_fault(
 
     async def lie(method: str, params: Any, **options: Any) -> Any:
         result = await call(method, params, **options)
-        return {"entries": entries} if method in BATCHES else result
+        return {"entries": entries} if method == lying else result
 
     executor._session.call = lie  # type: ignore[method-assign]
+    lying = "fs/getFiles"
     with pytest.raises(execclient.ProtocolFault):
         await executor.fs.download_tree("source", here / "back")
-    with pytest.raises(execclient.ProtocolFault):
-        await executor.fs.upload_tree(tmp_path / "source", "there")
+    lying = "fs/putFiles"
+    if entries != [{"isFile": True}]:  # without an error all is well
+        with pytest.raises(execclient.ProtocolFault):
+            await executor.fs.upload_tree(tmp_path / "source", "there")
