@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -17,6 +18,10 @@ AnyPath = str | os.PathLike[str]
 
 class SupportsContext(Protocol):
     """A sandbox policy, such as `ReadOnly` or `WorkspaceWrite`. A protocol: the policies are loaded late."""
+
+    @property
+    def writes_workspace(self) -> bool:
+        """Whether the command may write to the workspace."""
 
     def context(self, cwd: str, workspace_roots: Sequence[str]) -> Mapping[str, Json] | None:
         """The form of the wire, for a working directory and the folders of a workspace."""
@@ -185,12 +190,18 @@ def sandbox(value: Sandbox | None, cwd: str) -> Mapping[str, Json] | None:
     Args:
         value: a policy, whose workspace is then the working directory; or the form of the wire, unchanged.
         cwd: the working directory, absolute.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: the workspace would be everything.
     """
     if value is None or isinstance(value, Mapping):
         return value
     if isinstance(value, type) or not hasattr(value, "context"):
         given = f"the class {value.__name__}" if isinstance(value, type) else _kind(value)
         raise TypeError(f"sandbox is a policy, as ReadOnly() or WorkspaceWrite(), or a mapping, not {given}")
+    if value.writes_workspace and not posixpath.normpath(cwd).strip("/"):
+        raise ValueError("sandbox: with '/' as its workspace all could be written: pass a folder as cwd")
     return value.context(cwd, [cwd])
 
 

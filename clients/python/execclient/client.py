@@ -16,7 +16,7 @@ from execclient.errors import NoSuchProcess, Refused, Unsupported, UnsupportedUr
 from execclient.filesystem import FileSystem
 from execclient.process import Process
 from execclient.results import ProcessInfo, RunResult
-from execclient.run import IfExists, Run, Starter, StartOptions
+from execclient.run import IfExists, Limits, Run, Starter, StartOptions
 from execclient.session.inbox import Inbox
 from execclient.session.recovery import RECOVERY_SECONDS
 from execclient.session.session import Session
@@ -115,15 +115,12 @@ class Executor:
             CommandNotRun: the sandbox failed before the command began.
             Unsupported: the server does not serve `size` or `grace`, or cannot end an `input`.
             OutcomeUnknown, SessionLost, ExecutorClosed: the outcome is unknown.
-            TypeError, ValueError: an argument or a variable is not text, or not UTF-8; nothing was started.
+            TypeError, ValueError: an argument or a variable is not text, or not UTF-8, or the workspace of a
+                sandbox is `/`; nothing was started.
         """
         limit = arguments.count(max_output_bytes, "max_output_bytes", none="keeps everything")
-        run, idle = arguments.limit(timeout, "timeout"), arguments.limit(idle_timeout, "idle_timeout")
-        piped = input is not None
-        warning = arguments.grace(grace)
-        options = StartOptions(
-            argv, cwd, env, inherit, tty, size, piped, run, idle, "fail", sandbox, None, warning
-        )
+        limits = Limits.of(timeout, idle_timeout, grace)
+        options = StartOptions(argv, cwd, env, inherit, tty, size, input is not None, limits, "fail", sandbox)
         # Checked before the start: a command that waits for the rest of an invalid input waits for ever.
         data = None if input is None else arguments.data(input, "input")
         if data is not None and not tty:
@@ -179,11 +176,8 @@ class Executor:
                 is `attach`.
         """
         inbox = Inbox(arguments.new_id() if id is None else id, _buffer(buffer_bytes))
-        run, idle = arguments.limit(timeout, "timeout"), arguments.limit(idle_timeout, "idle_timeout")
-        warning = arguments.grace(grace)
-        options = StartOptions(
-            argv, cwd, env, inherit, tty, size, stdin, run, idle, if_exists, sandbox, arg0, warning
-        )
+        limits = Limits.of(timeout, idle_timeout, grace)
+        options = StartOptions(argv, cwd, env, inherit, tty, size, stdin, limits, if_exists, sandbox, arg0)
         return await self._starter.start(inbox, options, self._starter.deadlines(inbox, options))
 
     async def attach(

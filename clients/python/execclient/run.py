@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, Self
 
 from execclient import arguments
 from execclient.arguments import AnyPath, Sandbox
@@ -39,6 +39,25 @@ _GRACE = "process/start.graceMs"
 IfExists = Literal["fail", "attach"]
 
 
+class Limits(NamedTuple):
+    """The time limits of a process, in seconds; None for no limit."""
+
+    timeout: float | None
+    idle_timeout: float | None
+    grace: float
+    """Between SIGTERM and SIGKILL, at either limit."""
+
+    @classmethod
+    def of(cls, timeout: object, idle_timeout: object, grace: object) -> Self:
+        """The limits of a call.
+
+        Raises:
+            TypeError, ValueError: one of them is no time; the message names it.
+        """
+        run, idle = arguments.limit(timeout, "timeout"), arguments.limit(idle_timeout, "idle_timeout")
+        return cls(run, idle, arguments.grace(grace))
+
+
 class StartOptions(NamedTuple):
     """The arguments of `Executor.start`."""
 
@@ -49,12 +68,10 @@ class StartOptions(NamedTuple):
     tty: bool
     size: tuple[int, int] | None
     stdin: bool
-    timeout: float | None
-    idle_timeout: float | None
+    limits: Limits
     if_exists: IfExists
     sandbox: Sandbox | None
     arg0: str | None = None
-    grace: float = 0.0
 
 
 class Starter:
@@ -113,24 +130,25 @@ class Starter:
     def deadlines(self, inbox: Inbox, options: StartOptions) -> Deadlines | None:
         """The time limits that the server does not enforce; it would ignore them silently."""
         served = self.session.capabilities
-        grace = self._own_grace(options)
-        run = None if "process/start.timeoutMs" in served and not grace else options.timeout
-        idle = None if "process/start.idleTimeoutMs" in served and not grace else options.idle_timeout
-        return None if run is None and idle is None else Deadlines(self.session, inbox, run, idle, grace)
+        run, idle, _ = options.limits
+        own_grace = self._own_grace(options.limits)
+        if not own_grace:
+            run = None if "process/start.timeoutMs" in served else run
+            idle = None if "process/start.idleTimeoutMs" in served else idle
+        return None if run is None and idle is None else Deadlines(self.session, inbox, run, idle, own_grace)
 
-    def _own_grace(self, options: StartOptions) -> float:
+    def _own_grace(self, limits: Limits) -> float:
         """The grace that the client gives, because the server does not; then the client enforces the limits.
 
         Raises:
             Unsupported: the server cannot send SIGTERM either.
         """
-        served = self.session.capabilities
-        limited = options.timeout is not None or options.idle_timeout is not None
-        if not (options.grace and limited) or _GRACE in served:
+        run, idle, grace = limits
+        if not grace or (run is None and idle is None) or _GRACE in self.session.capabilities:
             return 0.0
-        if "process/signal.scope" not in served:
+        if "process/signal.scope" not in self.session.capabilities:
             raise Unsupported(_GRACE)
-        return options.grace
+        return grace
 
     def _params(self, process_id: str, options: StartOptions) -> dict[str, Json]:
         session, inherit = self.session, options.inherit
@@ -159,15 +177,22 @@ class Starter:
         if options.if_exists != "fail":
             session.require("process/start.ifExists")
             params["ifExists"] = options.if_exists
-        own_grace = self._own_grace(options)
-        for member, seconds in (("timeoutMs", options.timeout), ("idleTimeoutMs", options.idle_timeout)):
-            if seconds is not None and f"process/start.{member}" in session.capabilities:
-                # If the client enforces the limit, the server does so later, in case the client is gone.
-                seconds = min(seconds + own_grace, arguments.LONGEST_SECONDS)
-                params[member] = max(1, round(seconds * 1000))
-                if options.grace and not own_grace:
-                    params["graceMs"] = max(1, round(options.grace * 1000))
+        params.update(self._wire_limits(options.limits))
         return params
+
+    def _wire_limits(self, limits: Limits) -> Iterator[tuple[str, int]]:
+        """The limits for the server, in milliseconds."""
+        own_grace = self._own_grace(limits)
+        for member, seconds in (("timeoutMs", limits.timeout), ("idleTimeoutMs", limits.idle_timeout)):
+            if seconds is not None and f"process/start.{member}" in self.session.capabilities:
+                # If the client enforces the limit, the server does so later, in case the client is gone.
+                yield member, _milliseconds(min(seconds + own_grace, arguments.LONGEST_SECONDS))
+                if limits.grace and not own_grace:
+                    yield "graceMs", _milliseconds(limits.grace)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
 
 
 class Run:
@@ -194,12 +219,12 @@ class Run:
         """Run the command. Raises as `Executor.run`."""
         clock = asyncio.get_running_loop().time
         begin = clock()
-        session, inbox, timeout = self._session, self._inbox, self._options.timeout
+        session, inbox, timeout = self._session, self._inbox, self._options.limits.timeout
         try:
             if timeout is None:
                 await self._complete()
             else:
-                async with asyncio.timeout(timeout + self._options.grace + BACKSTOP_SECONDS):
+                async with asyncio.timeout(timeout + self._options.limits.grace + BACKSTOP_SECONDS):
                     await self._complete()
         except TimeoutError as error:
             if isinstance(error, ExecServerError):  # of a single call, and not of the command

@@ -14,6 +14,7 @@ import pytest
 
 import execclient
 from execclient import DangerFullAccess, Executor, ReadOnly, Refused, WorkspaceWrite, sync
+from execclient.govern.sandbox import Profile
 from tests.conftest import StartServer
 from tests.support.wire import Server
 
@@ -109,6 +110,15 @@ async def test_what_is_no_policy_is_refused_before_the_start(
         await executor.start(TOUCH_BOTH, cwd=workspace, sandbox=wrong)
     await asyncio.sleep(0.1)
     assert written(workspace) == set()
+
+
+@pytest.mark.parametrize("cwd", ["/", "//", "/usr/..", "/."])
+async def test_the_root_is_no_workspace_to_write_to(executor: Executor, cwd: str) -> None:
+    with pytest.raises(ValueError, match="sandbox: with '/' as its workspace all could be written"):
+        await executor.run(["true"], cwd=cwd, sandbox=INSIDE_ONLY)
+    with pytest.raises(ValueError, match="sandbox: with '/'"):
+        await executor.start(["true"], cwd=cwd, sandbox=Profile(INSIDE_ONLY.permissions()))
+    assert (await executor.run(["true"], cwd=cwd, sandbox=ReadOnly())).exit_code == 0
 
 
 async def test_a_daemon_that_cannot_confine_refuses_a_policy(

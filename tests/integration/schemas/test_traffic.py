@@ -123,8 +123,12 @@ def use_processes(witness: Witness) -> None:
     common = {"cwd": path_uri("/"), "env": {}}
     cat = client.process("cat")
     cat_params = {"processId": "cat", "argv": ["/bin/cat"], "tty": False, "pipeStdin": True, **common}
-    witness.call("process/start", timeoutMs=60_000, idleTimeoutMs=60_000, ifExists="attach", **cat_params)
-    witness.call("process/start", timeoutMs=60_000, idleTimeoutMs=60_000, ifExists="attach", **cat_params)
+    witness.call(
+        "process/start", timeoutMs=60_000, idleTimeoutMs=60_000, graceMs=9, ifExists="attach", **cat_params
+    )
+    witness.call(
+        "process/start", timeoutMs=60_000, idleTimeoutMs=60_000, graceMs=9, ifExists="attach", **cat_params
+    )
     assert witness.refused("process/start", ifExists="attach", **cat_params) == -32600
     for status, process_id in (("accepted", "cat"), ("unknownProcess", "nobody")):
         written = witness.call("process/write", processId=process_id, chunk=encode("one\n"), writeId="w")

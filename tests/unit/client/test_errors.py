@@ -62,6 +62,23 @@ WAYS: list[Callable[[Any], Any]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("stderr", "shown"),
+    [
+        (b"", ""),
+        (b" \n\n", ""),
+        (b"\none\n", ": one"),
+        (b"one\r\ntwo\n", ":\n    one\n    two"),
+        (b"x\n" * 3 + b"y\n" * 8, ":" + "\n    y" * 8),
+        (b"x" * 5000, ": " + "x" * 1000),
+        (b"\xff", ": \ufffd"),
+    ],
+)
+def test_a_failed_command_shows_the_last_lines_of_its_errors(stderr: bytes, shown: str) -> None:
+    result = RunResult(3, b"out", stderr, stderr, 0.5, False)
+    assert str(errors.CommandFailed("make", result)) == f"make exited with 3{shown}"
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
 def test_an_error_passes_with_its_attributes_and_notes(

@@ -35,6 +35,7 @@ from execclient.govern.sandbox_entries import (
     network,
     sentences,
     widened,
+    writes_workspace,
 )
 from execprotocol.path_uri import path_to_uri
 
@@ -107,6 +108,11 @@ class _Policy:
     def denies_reads(self) -> bool:
         """Whether some files must not be read, even with an approval."""
         return bool(denied(self.permissions()))
+
+    @property
+    def writes_workspace(self) -> bool:
+        """Whether the command may write to the workspace."""
+        return writes_workspace(self.permissions())
 
     def to_json(self) -> dict[str, Json]:
         """The policy as JSON, for `sandbox_policy`."""

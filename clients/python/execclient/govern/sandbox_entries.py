@@ -31,6 +31,9 @@ PROTECTED_NAMES = (".git", ".agents", ".codex", ".aws")
 
 _DENYING = ("deny", "none")
 
+_WORKSPACE = ("project_roots", "current_working_directory")
+"""The roles of the workspace."""
+
 _PATTERN_CHARACTERS = frozenset("*?[{\\")
 
 _SPECIAL_WORDS = {
@@ -136,6 +139,17 @@ def limits(permissions: Mapping[str, Json]) -> bool:
     )
 
 
+def writes_workspace(permissions: Mapping[str, Json]) -> bool:
+    """Whether the workspace, and not only a part of it, may be written to."""
+    return any(
+        entry["access"] == "write"
+        and entry["path"]["type"] == "special"
+        and entry["path"]["value"]["kind"] in _WORKSPACE
+        and not entry["path"]["value"].get("subpath")
+        for entry in _entries(permissions)
+    )
+
+
 def widened(permissions: Mapping[str, Json]) -> Permissions:
     """Permissions for everything except for the denials, with the network."""
     entries = _entries(permissions)
@@ -173,7 +187,7 @@ def _protected_in(entry: PermissionEntry) -> list[PermissionEntry]:
     where = entry["path"]
     if where["type"] != "special" or where["value"].get("subpath"):
         return []
-    if where["value"]["kind"] not in ("project_roots", "current_working_directory"):
+    if where["value"]["kind"] not in _WORKSPACE:
         return []
     return [
         {"path": {"type": "special", "value": {**where["value"], "subpath": name}}, "access": "write"}
