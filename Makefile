@@ -18,7 +18,8 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
 .PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
 	second-tests background-tests watch docs docs-check demo dist release release-tools release-tests \
-	release-check soak faults fuzz bubblewrap terminal-tools ssh-server browser runtimes interop \
+	release-check soak faults fuzz bubblewrap terminal-tools ssh-server browser runtimes \
+	container-check interop \
 	interop-setup probe relay-probe vectors stock-client \
 	stock-websocket stock-stdio relay-stock systemd-setup systemd-verify foreign-clients bench bench-gate \
 	bench-relay bench-commands clean
@@ -197,6 +198,11 @@ fuzz: setup ## 200,000 mutated messages over each framing, and 100,000 shell scr
 	EXECSERVER_FUZZ_MESSAGES=$${EXECSERVER_FUZZ_MESSAGES:-200000} \
 		EXECSERVER_FUZZ_SCRIPTS=$${EXECSERVER_FUZZ_SCRIPTS:-100000} \
 		$(BIN)/python -m pytest -q tests/fuzz tests/unit/client/govern/policy/test_bash_fuzz.py $(FUZZ)
+
+# Debian's packages and Python's are loaded anew. EXECSERVER_IMAGE_FOLDER=DIR keeps the base in DIR for the next time.
+container-check: setup bubblewrap ## build examples/container without an engine, and run it as process 1; needs root
+	$(call install,command -v debootstrap >/dev/null && command -v buildah >/dev/null,debootstrap buildah,debootstrap or buildah)
+	$(BIN)/python -m pytest -q -s tests/container/image_check.py
 
 ##@ The reference and other programs
 

@@ -1,4 +1,7 @@
-"""The Dockerfile of the manual, step by step, without a container: what it copies, installs and runs."""
+"""The Containerfile of the manual without an engine: what it says, and process 1 on the root of this machine.
+
+`make container-check` builds and runs the image itself (`tests/container/image_check.py`).
+"""
 
 from __future__ import annotations
 
@@ -14,26 +17,27 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
+from tests.container import checks
+from tests.container.container import Container
 from tests.docs.pages import ROOT
+from tests.sandbox_user import remove_tree, user_named
 from tests.support.wire import Server
 
-FILE = ROOT / "examples" / "container" / "Dockerfile"
+FILE = ROOT / "examples" / "container" / "Containerfile"
 HEALTH = ROOT / "examples" / "container" / "healthcheck.py"
 SOCKET = "/run/execserver/execserver.sock"
 
 KNOWN = {
-    "FROM", "RUN", "COPY", "USER", "WORKDIR", "VOLUME", "ENV", "HEALTHCHECK", "STOPSIGNAL", "CMD",
+    "FROM", "LABEL", "RUN", "COPY", "USER", "WORKDIR", "VOLUME", "ENV", "HEALTHCHECK", "STOPSIGNAL",
+    "ENTRYPOINT", "CMD",
 }  # fmt: skip
 
-PROCESS_1 = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-if os.geteuid() != 0:
-    PROCESS_1 += ["--user", "--map-root-user"]
+USER = user_named("user")
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -59,81 +63,41 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def test_it_is_a_dockerfile_whose_programs_are_not_run_as_root() -> None:
+def test_its_programs_are_not_run_as_root() -> None:
     words = [word for word, _ in instructions()]
     assert words[0] == "FROM"
     assert set(words) == KNOWN
-    assert only("USER") == "agent"
-    assert words.index("USER") < words.index("CMD")
+    assert only("USER") == "10001:10001"
+    assert words.index("USER") < words.index("ENTRYPOINT")
+    steps = " ".join(all_of("RUN"))
+    assert "useradd --uid 10001 " in steps
     for command in all_of("RUN"):
         assert subprocess.run(["sh", "-n", "-c", command], check=False).returncode == 0, command
-    assert f"--directory --owner agent --group agent --mode 0700 {os.path.dirname(SOCKET)}" in " ".join(
-        all_of("RUN")
-    )
+    made = re.findall(r"--mode 0700 (.+)$", steps)[0].split()
+    assert set(json.loads(only("VOLUME"))) == set(made)
+    assert os.path.dirname(SOCKET) in made
 
 
-@pytest.mark.manual
-@pytest.mark.timeout(180)
-def test_the_files_that_it_copies_are_enough_to_install_from(folder: Path) -> None:
-    image = folder / "image"
-    for copied in all_of("COPY"):
-        *sources, target = shlex.split(copied)
-        for source in sources:
-            place = image / target.lstrip("/") / ("" if target.endswith("/") else ".")
-            if (ROOT / source).is_dir():
-                shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                file = place / source if target.endswith("/") else image / target.lstrip("/")
-                file.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / source, file)
-    install = next(part for part in re.split(r"\s*&&\s*", " ".join(all_of("RUN"))) if "pip install" in part)
-    arguments = shlex.split(install.replace(" /src", f" {image}/src"))
-    arguments = arguments[arguments.index("pip") :]
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments, "--no-deps", "--quiet", "--target", str(folder / "installed")],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    version = subprocess.run(
-        [sys.executable, "-m", "execserver", "--version"],
-        env={**os.environ, "PYTHONPATH": str(folder / "installed")},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert version.stdout.startswith("execserver ")
+def test_it_copies_what_a_checkout_with_wheels_has() -> None:
+    sources = [source for copied in all_of("COPY") for source in shlex.split(copied)[:-1]]
+    for source in sources:
+        assert (ROOT / source).exists() or source == "dist/*.whl"
+    assert "DIST ?= dist\n" in (ROOT / "Makefile").read_text()
+    assert "dist" not in (ROOT / ".dockerignore").read_text().split()
 
 
-def command(folder: Path) -> tuple[list[str], dict[str, str]]:
-    """`CMD` and `ENV` as they are, with the socket below the folder."""
-    variables = dict(part.split("=", 1) for part in shlex.split(only("ENV")))
-    environment = {
-        "HOME": str(folder),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        **variables,
-    }
-    environment["EXECSERVER_LISTEN"] = environment["EXECSERVER_LISTEN"].replace(
-        "/run/execserver", str(folder)
-    )
-    return json.loads(only("CMD")), environment
+def test_its_licence_is_that_of_the_project() -> None:
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', only("LABEL")))
+    assert labels["title"] == "execserver"
+    assert labels["licenses"] == "Apache-2.0"
 
 
-def beside(process: psutil.Process) -> list[str]:
-    """A command that runs another one in the container, as `docker exec` does."""
-    users = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
-    return ["nsenter", "--target", str(process.pid), *users, "--pid", "--mount"]
-
-
-def check_health(folder: Path, inside: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+def check_health(folder: Path) -> subprocess.CompletedProcess[str]:
     _, _, check = only("HEALTHCHECK").partition("CMD ")
     program, script, path = json.loads(check)
-    assert (program, Path(script).name, path) == ("python", HEALTH.name, SOCKET)
+    assert (program, Path(script).name, path) == ("python3", HEALTH.name, SOCKET)
     return subprocess.run(
-        [*inside, sys.executable, str(HEALTH), str(folder / "execserver.sock")],
+        [sys.executable, str(HEALTH), str(folder / "execserver.sock")],
         capture_output=True,
         text=True,
         timeout=20,
@@ -141,43 +105,36 @@ def check_health(folder: Path, inside: Sequence[str] = ()) -> subprocess.Complet
     )
 
 
-def test_its_command_serves_as_process_1_reaps_orphans_and_ends_at_the_stop_signal(folder: Path) -> None:
-    argv, environment = command(folder)
-    outer = subprocess.Popen(
-        [*PROCESS_1, *argv], env=environment, cwd=folder, stdout=subprocess.PIPE, text=True
-    )
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a container of namespaces")
+def test_its_command_serves_as_process_1_reaps_confines_and_ends_at_the_stop_signal() -> None:
+    """On the root of this machine, read-only, as an ordinary user; fails where namespaces are forbidden."""
+    assert USER is not None
+    volume = Path(tempfile.mkdtemp(prefix="volume-", dir="/var/tmp"))
+    (volume / "execserver").mkdir(mode=0o700)
+    (volume / "work").mkdir(mode=0o700)
+    USER.give(volume)
+    variables = dict(part.split("=", 1) for part in shlex.split(only("ENV")))
+    variables |= {"XDG_STATE_HOME": "/run", "HOME": "/run/work"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    inside = ["env", "-i", f"PATH={path}", *(f"{name}={value}" for name, value in variables.items())]
+    program = [*json.loads(only("ENTRYPOINT")), *json.loads(only("CMD"))]
+    again = ["setpriv", f"--reuid={USER.uid}", f"--regid={USER.gid}", "--clear-groups", *inside]
     try:
-        assert outer.stdout is not None
-        assert outer.stdout.readline() == environment["EXECSERVER_LISTEN"] + "\n"
-        (first,) = psutil.Process(outer.pid).children()
-        done = check_health(folder, beside(first))
-        assert (done.returncode, done.stderr) == (0, "")
-        assert leave_an_orphan(folder / "execserver.sock", beside(first)) == "1"
-        first.send_signal(getattr(signal, only("STOPSIGNAL")))
-        assert outer.wait(20) == 0
+        with Container(
+            Path("/"),
+            [*USER.prefix, *inside, *program],
+            [*again, "--chdir=/run/work"],
+            {"/run": volume},
+            read_only=True,
+        ) as container:
+            assert container.said == variables["EXECSERVER_LISTEN"]
+            checks.check_life(container, "execserver")
+            assert checks.check_doctor(container, "execserver")["sandbox"] == "ok"
+            checks.check_confined(container, sys.executable, "/run/work")
+            assert signal.Signals[only("STOPSIGNAL")] is signal.SIGTERM
+            checks.check_stop(container, "execserver")
     finally:
-        outer.kill()
-        outer.wait()
-        if outer.stdout is not None:
-            outer.stdout.close()
-    assert check_health(folder).returncode != 0
-
-
-def leave_an_orphan(path: Path, inside: Sequence[str]) -> str:
-    """The parent of a process whose parent has ended, once it has a new one; it then ends itself."""
-    parent = 'cut -d" " -f4 /proc/$$/stat'
-    script = f'sh -c \'while [ "$({parent})" = "$1" ]; do :; done; {parent}\' x $$ &'
-    host = ROOT / "examples" / "agent_host.py"
-    done = subprocess.run(
-        [*inside, sys.executable, str(host), str(path), "sh", "-c", script],
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+        remove_tree(volume)
 
 
 def test_the_health_check_tells_a_daemon_that_serves(folder: Path, environment: dict[str, str]) -> None:
