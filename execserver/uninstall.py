@@ -99,7 +99,7 @@ class Uninstall:
             for path in running:
                 pids = " ".join(map(str, _supervisors(path)))
                 found.append(
-                    f"a daemon runs (pid {pids or 'unknown'}, record {path}): stop it with `kill {pids}`, or "
+                    f"a daemon runs (record {path}): stop it with `kill {pids or 'PID'}`, or "
                     "`systemctl --user stop execserver.socket execserver.service` if systemd started it"
                 )
             if any(name != "lock" for name in _names(f"{folder}/{journal.FOLDER}")):
