@@ -20,7 +20,7 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -32,7 +32,7 @@ from execserver.private_folder import FolderError, state_folder
 from execserver.sandbox import devices
 from execserver.sandbox.mount_points.registry import MountPoints
 from execserver.supervisor import instance_records
-from execserver.supervisor.config_file import usual_places
+from execserver.supervisor.config_file import SYSTEM_PATH
 from execserver.supervisor.earlier_state import earlier_place
 from execserver.supervisor.listeners import listeners_from
 
@@ -59,6 +59,9 @@ class Place:
     kept: str = ""
     """Why it stays; empty if it is removed."""
 
+    may_be_link: bool = False
+    """Whether a link at the path is removed, and not its target: systemctl makes links."""
+
     @property
     def exists(self) -> bool:
         """Whether it is there, if only as a link to nowhere."""
@@ -80,7 +83,7 @@ class Uninstall:
         self._settings = settings
         self._environment = environment
         self._kept = "" if with_settings else "yours; --settings removes it"
-        self._states = list(self._state_folders())
+        self._states = list(dict.fromkeys(self._state_folders()))
         # The latter two are those of a daemon with RUNTIME_DIRECTORY.
         runtime = self._runtime_folder()
         self._places_of_records = [*self._states, runtime, f"{runtime}/execserver"]
@@ -90,10 +93,15 @@ class Uninstall:
         """Why nothing can be removed now, each with the way out."""
         found = []
         for folder in filter(_is_private, self._places_of_records):
-            for record in instance_records.running(f"{folder}/instances"):
-                pids = _supervisors(record)
-                named = f"pid {' and '.join(map(str, pids))}" if pids else f"its record is {record}"
-                found.append(f"a daemon runs ({named}): stop it with kill, or systemctl --user stop")
+            running, dead = instance_records.examine(f"{folder}/instances")
+            for record in dead:
+                record.close()
+            for path in running:
+                pids = " ".join(map(str, _supervisors(path)))
+                found.append(
+                    f"a daemon runs (record {path}): stop it with `kill {pids or 'PID'}`, or "
+                    "`systemctl --user stop execserver.socket execserver.service` if systemd started it"
+                )
             if any(name != "lock" for name in _names(f"{folder}/{journal.FOLDER}")):
                 found.append(
                     f"{folder}/{journal.FOLDER} has edits of a dead daemon: start execserver serve once, "
@@ -114,7 +122,8 @@ class Uninstall:
         for folder in filter(_is_private, self._places_of_records):
             if folder == earlier_place():
                 continue  # any command could have written it: it decides nothing
-            survivors = instance_records.sweep(instance_records.stale(f"{folder}/instances"))
+            _, dead = instance_records.examine(f"{folder}/instances")
+            survivors = instance_records.sweep(dead)
             left += [f"process {pid} of a dead daemon could not be killed" for pid in survivors]
             if os.path.isdir(f"{folder}/mount-points"):
                 mount_points = MountPoints(folder)
@@ -130,13 +139,13 @@ class Uninstall:
 
     def _all(self) -> Iterator[Place]:
         for folder in self._states:
-            if folder == self._named_state():
-                for name in _PARTS:
-                    for path in sorted(glob.glob(f"{glob.escape(folder)}/{name}")):
-                        yield Place(path, "state")
-                yield Place(folder, "state", "" if _is_emptied(folder) else "it has other files, too")
-            else:
+            if folder != self._named_state() or folder in self._states[:1]:
                 yield Place(folder, "state and output")
+            elif _is_private(folder):
+                ours = {path for name in _PARTS for path in glob.glob(f"{glob.escape(folder)}/{name}")}
+                yield from (Place(path, "state") for path in sorted(ours))
+                others = any(f"{folder}/{name}" not in ours for name in _names(folder))
+                yield Place(folder, "state", "it has other files, too" if others else "")
         yield Place(self._runtime_folder(), "sockets")
         for path in self._sockets():
             if not any(path.startswith(f"{folder}/") for folder in (*self._states, self._runtime_folder())):
@@ -172,16 +181,15 @@ class Uninstall:
         bases = (self._base("XDG_CONFIG_HOME", ".config"), self._base("XDG_DATA_HOME", ".local/share"))
         for folder in (f"{base}/systemd/user" for base in bases if base is not None):
             for unit in _UNITS:
-                yield Place(f"{folder}/{unit}", "unit")
+                yield Place(f"{folder}/{unit}", "unit", may_be_link=True)
                 for link in sorted(glob.glob(f"{glob.escape(folder)}/*.wants/{unit}")):
-                    yield Place(link, "enables the unit")
+                    yield Place(link, "enables the unit", may_be_link=True)
                 yield Place(f"{folder}/{unit}.d", "drop-ins of the unit", self._kept)
 
     def _settings_files(self) -> Iterator[Place]:
         if (base := self._base("XDG_CONFIG_HOME", ".config")) is not None:
             yield Place(f"{base}/execserver", "settings and rules", self._kept)
-        for path in usual_places(self._environment)[1:]:
-            yield Place(path, "settings", "of the machine")
+        yield Place(SYSTEM_PATH, "settings", "of the machine")
         settings = self._settings
         for file in (settings.remote_key_file, settings.remote_token_file, settings.ws_token_file):
             if file is not None:
@@ -199,11 +207,16 @@ def run(settings: Settings, environment: Mapping[str, str], *, dry_run: bool, wi
     or left.
     """
     uninstall = Uninstall(settings, environment, with_settings=with_settings)
-    obstacles = uninstall.obstacles()
-    sizes = [_size(place.path) for place in uninstall.places]
-    left = [] if dry_run or obstacles else uninstall.remove()
+    try:
+        obstacles = uninstall.obstacles()
+        sizes = [_size(place.path) for place in uninstall.places]
+        left = [] if dry_run or obstacles else uninstall.remove()
+    except FolderError as error:
+        _print(f"execserver: {error}", error=True)
+        return 1
+    pending = "remove" if dry_run or obstacles else "left"
     for place, size in zip(uninstall.places, sizes, strict=True):
-        act = "keep" if place.kept else "remove" if place.exists else "removed"
+        act = "keep" if place.kept else pending if place.exists else "removed"
         _print(f"{act:8}{size:>10}  {place.path}  ({place.what}{f': {place.kept}' if place.kept else ''})")
     if not uninstall.places:
         _print("nothing of execserver is in the folders of this user")
@@ -240,9 +253,9 @@ def _checked(place: Place) -> Place:
     reason = place.kept
     if status.st_uid != os.geteuid():
         reason = f"belongs to {owner_name(status.st_uid)}"
-    elif stat.S_ISLNK(status.st_mode) and "systemd" not in place.path:  # systemctl links units by itself
+    elif stat.S_ISLNK(status.st_mode) and not place.may_be_link:
         reason = "a symbolic link, which execserver did not make"
-    return Place(place.path, place.what, reason)
+    return replace(place, kept=reason)
 
 
 def _is_private(folder: str) -> bool:
@@ -252,12 +265,6 @@ def _is_private(folder: str) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
-
-
-def _is_emptied(folder: str) -> bool:
-    """Whether a folder that the user has named has nothing but a daemon's files."""
-    ours = {path for name in _PARTS for path in glob.glob(f"{glob.escape(folder)}/{name}")}
-    return all(f"{folder}/{name}" in ours for name in _names(folder))
 
 
 def _names(folder: str) -> list[str]:

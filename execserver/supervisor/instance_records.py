@@ -15,7 +15,14 @@ import os
 from collections.abc import Mapping
 
 from execserver.descendants import kill_descendants, new_instance
-from execserver.private_folder import lock, lock_folder, open_private, runtime_folder, state_folder
+from execserver.private_folder import (
+    lock,
+    lock_folder,
+    open_folder,
+    open_private,
+    runtime_folder,
+    state_folder,
+)
 
 
 class InstanceRecord:
@@ -66,28 +73,23 @@ def claim(
         os.close(folder)
 
 
-def stale(path: str) -> list[InstanceRecord]:
-    """The records of killed instances in a folder `instances`, locked by us; none without the folder."""
-    try:
-        names = os.listdir(path)
-    except OSError:
-        return []
-    return [record for name in names if (record := _take(path, name)) is not None]
+def examine(path: str) -> tuple[list[str], list[InstanceRecord]]:
+    """The records in a folder `instances`: the paths of running instances, and dead ones, locked by us.
 
-
-def running(path: str) -> list[str]:
-    """The records of running instances in a folder `instances`."""
-    dead = stale(path)
-    for record in dead:
-        record.close()
+    Raises:
+        FolderError: another program holds the lock of the folder.
+    """
+    if not os.path.isdir(path):
+        return [], []
+    folder = open_folder(path)
     try:
-        names = os.listdir(path)
-    except OSError:
-        return []
+        lock_folder(folder, path)
+        names = sorted(name for name in os.listdir(folder) if name.isascii() and name.isdigit())
+        dead = [record for name in names if (record := _take(path, name)) is not None]
+    finally:
+        os.close(folder)
     known = {str(record.instance) for record in dead}
-    return sorted(
-        f"{path}/{name}" for name in names if name.isascii() and name.isdigit() and name not in known
-    )
+    return [f"{path}/{name}" for name in names if name not in known], dead
 
 
 def sweep(stale: list[InstanceRecord]) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.endpoint import EVERY_DOOR, Endpoint, socket_folder
+from tests.conformance.endpoint import EVERY_DOOR, OWN_SERVER, Endpoint, socket_folder
 from tests.sandbox.profiles import (
     DISABLED,
     MINIMAL,
@@ -24,6 +24,8 @@ from tests.sandbox.profiles import (
 )
 from tests.sandbox_user import remove_tree
 from tests.support.wire import Client, Json, Server, connect_unix, encode, path_uri
+
+pytestmark = pytest.mark.skipif(not OWN_SERVER, reason="another executor has no such setting")
 
 REQUIRED = "--require-sandbox"
 
@@ -217,6 +219,7 @@ def test_what_runs_nothing_and_changes_nothing_is_served(strict: Client, ws: Pat
             "cwd": path_uri(ws), "configPaths": [["mcp_servers"]], "requirementsPaths": [["mcp_servers"]]
         },
         "capabilities/discoverV2": {"roots": [], "cwd": path_uri(ws)},
+        "http/request": {"method": "GET", "url": "http://127.0.0.1:1/", "requestId": "r"},
         "process/list": {},
         "server/health": {},
     }.items():  # fmt: skip

@@ -209,6 +209,22 @@ def test_of_a_named_folder_only_what_daemons_made_is_removed(account: Account) -
     assert not folder.exists()
 
 
+def test_a_named_folder_that_is_a_link_or_the_default_one(account: Account) -> None:
+    victim = account.write(account.home / "victim/spool/file")
+    link = account.home / "link"
+    link.symlink_to(victim.parents[1])
+    os.lchown(link, NOBODY, NOBODY)
+    account.write(account.state / "instances/x")
+    account.state.chmod(0o700)
+    assert account.uninstall("--yes", "--spool-dir", str(link)).returncode == 0
+    assert victim.exists()
+    assert not account.state.exists()
+    account.write(account.state / "instances/x")
+    account.state.chmod(0o700)
+    assert account.uninstall("--yes", "--spool-dir", str(account.state)).returncode == 0
+    assert not account.state.exists()
+
+
 def test_what_a_killed_daemon_left_running_and_in_a_workspace_is_removed(account: Account) -> None:
     server = account.serve()
     client = server.connect()
@@ -254,7 +270,7 @@ def test_nothing_is_removed_while_a_daemon_runs(account: Account) -> None:
     for flag in ("--dry-run", "--yes"):
         done = account.uninstall(flag)
         assert done.returncode == 1
-        assert f"pid {server.pid})" in done.stderr
+        assert f"`kill {server.pid}`" in done.stderr
         assert "stop it" in done.stderr
         assert "removed " not in done.stdout
     assert before <= account.names()
