@@ -20,6 +20,7 @@ chain to the requests that it waited for.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 MAX_DEPTH = 64
 """Levels of a path that the order distinguishes. A path may have two thousand: to remember each prefix for
 each request would cost megabytes, and an unnecessary wait costs nothing."""
+
+MAX_LEVELS = 10_000
+"""Levels of all paths of a request that the order distinguishes: remembering them takes some 30 ms, in which
+no other request is answered."""
 
 READING: Final = frozenset(
     {"fs/readFile", "fs/getMetadata", "fs/canonicalize", "fs/readDirectory", "fs/walk", "fs/digest"}
@@ -298,15 +303,15 @@ class AccessTable:
 
     def of_edits(self, params: fs.ApplyEditsParams) -> tuple[ResourceAccess, ...]:
         """Every file that is edited, or whose mode is copied."""
-        return tuple(_of_edits(params))
+        return _bounded(tuple(_of_edits(params)))
 
     def of_put(self, params: fs.PutFilesParams) -> tuple[ResourceAccess, ...]:
         """Every path of a batch that is written."""
-        return tuple(ResourceAccess(Mode.WRITE, entry.path) for entry in params.entries)
+        return _bounded(tuple(ResourceAccess(Mode.WRITE, entry.path) for entry in params.entries))
 
     def of_get(self, params: fs.GetFilesParams) -> tuple[ResourceAccess, ...]:
         """Every path of a batch that is read."""
-        return tuple(ResourceAccess(Mode.READ, path) for path in params.paths)
+        return _bounded(tuple(ResourceAccess(Mode.READ, path) for path in params.paths))
 
     def of_open(self, params: fs.OpenParams) -> tuple[ResourceAccess, ...]:
         """The handle and its path."""
@@ -389,6 +394,24 @@ _ACCESSES_OF: Final[dict[str, Callable[[AccessTable, Any], tuple[ResourceAccess,
     "process/subscribe": AccessTable.of_subscription,
     "process/unsubscribe": AccessTable.of_subscription,
 }
+
+
+def _bounded(accesses: tuple[ResourceAccess, ...]) -> tuple[ResourceAccess, ...]:
+    """The accesses of a request for many paths. If they have too many levels, one access to the folder above
+    all of them.
+    """
+    paths = [str(access.target) for access in accesses]
+    if sum(map(_levels, paths)) <= MAX_LEVELS:
+        return accesses
+    writes = any(access.mode is Mode.WRITE for access in accesses)
+    # What the first and the last one have in common, all in between have; `commonpath` would split them all.
+    prefix = os.path.commonprefix([min(paths), max(paths)])  # noqa: RUF071 - cut at a slash
+    above = prefix.rpartition("/")[0]
+    return (ResourceAccess(Mode.WRITE if writes else Mode.READ, above or "/"),)
+
+
+def _levels(path: str) -> int:
+    return min(path.count("/"), MAX_DEPTH)
 
 
 def _of_edits(params: fs.ApplyEditsParams) -> Iterator[ResourceAccess]:

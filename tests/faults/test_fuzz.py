@@ -113,6 +113,22 @@ class Generator:
             "fs/setMetadata": lambda: {"path": path(), "modifiedAtNs": chance.choice([0, -1, 2**62, 2**63])},
             "fs/digest": lambda: {"path": path()},
             "fs/applyEdits": lambda: {"edits": [self._edit() for _ in range(chance.randrange(5))]},
+            "fs/putFiles": lambda: {
+                "entries": [
+                    {
+                        "path": path(),
+                        "permissions": chance.choice([0o600, 0o7777, -1]),
+                        "dataBase64": chance.choice([None, "YQ==", "", "!", encode(bytes(5000))]),
+                        "sha256": chance.choice([None, None, "0" * 64, "0"]),
+                    }
+                    for _ in range(chance.randrange(5))
+                ],
+                "keepMode": chance.random() < 0.5,
+            },
+            "fs/getFiles": lambda: {
+                "paths": [path() for _ in range(chance.randrange(5))],
+                "maxBytes": chance.choice([0, 3, 4 << 20, 5 << 20, -1]),
+            },
             "process/terminate": lambda: (
                 self._process() | ({"scope": "tree"} if chance.random() < 0.05 else {})
             ),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from execserver.rpc.ordering import Mode, RequestOrder, ResourceAccess, Ticket
+from execprotocol.filesystem import GetFilesParams, PutEntry, PutFilesParams
+from execserver.rpc.ordering import MAX_LEVELS, AccessTable, Mode, RequestOrder, ResourceAccess, Ticket
 
 PATHS = ["/", "/a", "/a/b", "/a/b/c", "/ab", "/b"]
 KEYS = ["p", "q"]
@@ -102,3 +104,34 @@ def test_ten_thousand_writes_of_one_thing_are_a_chain() -> None:
     for ticket, following in itertools.pairwise(tickets):
         assert order.must_wait(accesses)
         assert order.finish(ticket) == [following]
+
+
+@pytest.mark.parametrize(
+    ("paths", "above"),
+    [
+        (["/a/x", "/a/y"], "/a"),
+        (["/a/x/1", "/a/x/2", "/a/xy"], "/a"),
+        (["/a", "/a-b", "/a/b"], "/"),
+        (["/a", "/b"], "/"),
+        (["/a/b", "/a/b"], "/a"),
+        (["/a/b", "file://host/a/b"], "/"),
+    ],
+)
+def test_many_paths_with_many_levels_count_as_the_folder_above_all(paths: list[str], above: str) -> None:
+    def of(count: int) -> list[set[ResourceAccess]]:
+        get = GetFilesParams(paths=paths * count)
+        put = PutFilesParams(entries=[PutEntry(path=path, permissions=0) for path in paths * count])
+        table = AccessTable()
+        return [set(table.of("fs/getFiles", get)), set(table.of("fs/putFiles", put))]
+
+    modes = (Mode.READ, Mode.WRITE)
+    assert of(10) == [{ResourceAccess(mode, path) for path in paths} for mode in modes]
+    assert of(MAX_LEVELS) == [{ResourceAccess(mode, above)} for mode in modes]
+
+
+def test_a_batch_of_deep_paths_is_ordered_in_a_moment() -> None:
+    deep = [PutEntry(path=f"/{number}" + "/d" * 70, permissions=0) for number in range(1000)]
+    accesses = AccessTable().of("fs/putFiles", PutFilesParams(entries=deep))
+    assert accesses == (ResourceAccess(Mode.WRITE, "/"),)
+    flat = [PutEntry(path=f"/a/b/c/d/{number}", permissions=0) for number in range(1000)]
+    assert len(AccessTable().of("fs/putFiles", PutFilesParams(entries=flat))) == 1000
