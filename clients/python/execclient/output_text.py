@@ -6,13 +6,19 @@ import codecs
 from collections import deque
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Self
+from typing import Self, TypeVar
 
+from execclient import arguments
 from execclient.errors import OutputGap
 from execclient.results import Chunk, Line, TextChunk
 
 MAX_LINE = 1 << 20
 """Characters of a line that wait for its end in the client."""
+
+LineOptions = tuple[str, str, int]
+"""Encoding, treatment of errors, and the longest line."""
+
+T = TypeVar("T")
 
 
 class TextStream:
@@ -70,6 +76,8 @@ class LineStream:
     """
 
     def __init__(self, chunks: AsyncIterator[Chunk], encoding: str, errors: str, max_line: int) -> None:
+        if not arguments.count(max_line, "max_line"):
+            raise ValueError("max_line is 1 or more, not 0")
         self._text = TextStream(chunks, encoding, errors)
         self._max_line = max_line
         self._begun: dict[str, _BegunLine] = {}
@@ -121,6 +129,17 @@ class LineStream:
         for stream, begun in self._begun.items():
             if begun.size:
                 self._lines.append(Line(begun.take(), stream, ended=False))
+
+
+def begun(lines: T, options: LineOptions, asked: LineOptions) -> T:
+    """The lines that an earlier call of `Process.lines` has begun, and a later one continues.
+
+    Raises:
+        ValueError: the calls have different options: text that has arrived would be lost.
+    """
+    if asked != options:
+        raise ValueError(f"lines() was begun with {options}, and continues with these, not with {asked}")
+    return lines
 
 
 class _BegunLine:

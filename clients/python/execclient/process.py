@@ -13,7 +13,7 @@ from execclient import arguments
 from execclient.connection.connection import Json
 from execclient.deadlines import Deadlines
 from execclient.errors import ExecServerError, NoSuchProcess, Refused
-from execclient.output_text import MAX_LINE, LineStream, TextStream
+from execclient.output_text import MAX_LINE, LineOptions, LineStream, TextStream, begun
 from execclient.process_control import (
     Scope,
     check_scope,
@@ -70,6 +70,7 @@ class Process:
         self._deadlines = deadlines
         self._detached = False
         self._stdin = stdin
+        self._lines: tuple[LineStream, LineOptions] | None = None
 
     @property
     def session_id(self) -> str:
@@ -99,15 +100,16 @@ class Process:
     ) -> LineStream:
         """The same iteration as whole lines of text, without their ends (LF or CR LF).
 
+        It may be left and begun again, with the same arguments. Other iterations do not see a begun line.
+
         Args:
             encoding: of the output; each stream has its own decoder.
             errors: what to do with bytes that are not text, as in `bytes.decode`.
-            max_line: characters of a line that are kept until its end has arrived. A longer line is yielded
-                in pieces of this size, whose `ended` is False.
+            max_line: characters that wait for a line's end; a longer line comes in pieces, `ended` False.
         """
-        if not arguments.count(max_line, "max_line"):
-            raise ValueError("max_line is 1 or more, not 0")
-        return LineStream(self, encoding, errors, max_line)
+        options = (encoding, errors, max_line)
+        self._lines = self._lines or (LineStream(self, *options), options)
+        return begun(*self._lines, options)
 
     async def communicate(
         self,
@@ -121,8 +123,7 @@ class Process:
 
         Args:
             input: text as UTF-8; None only closes the standard input, if there is one.
-            timeout: seconds to wait at most. After a `WaitTimeout` a second call without `input` continues,
-                and returns all output.
+            timeout: seconds to wait at most; a second call, without `input`, continues and returns it all.
 
         Raises:
             StdinUnavailable: there is an `input`, and the process was started without `stdin=True`.

@@ -38,7 +38,7 @@ from execclient import arguments
 from execclient.arguments import AnyPath
 from execclient.errors import ExecutorClosed, OutputGap
 from execclient.loop_thread import Disposal, LoopCall, LoopThread
-from execclient.output_text import MAX_LINE
+from execclient.output_text import MAX_LINE, LineOptions, begun
 from execclient.process_control import deprecated_scope, described, late
 from execclient.results import Chunk, Line, TextChunk
 
@@ -371,6 +371,7 @@ class Process:
         self.tty = process.tty
         self._thread = thread
         self._core = process
+        self._lines: tuple[LineStream, LineOptions] | None = None
         self.output = OutputQueue(thread, process)
         """The waiting output. Internal: it may change between versions."""
 
@@ -428,7 +429,9 @@ class Process:
         self, encoding: str = "utf-8", errors: str = "replace", *, max_line: int = MAX_LINE
     ) -> LineStream:
         """The same iteration as whole lines of text. Parameters and errors are those in `execclient`."""
-        return LineStream(self, encoding, errors, max_line)
+        options = (encoding, errors, max_line)
+        self._lines = self._lines or (LineStream(self, *options), options)
+        return begun(*self._lines, options)
 
     def communicate(
         self,

@@ -217,6 +217,13 @@ def test_lines_without_a_loop(url: str) -> None:
         assert list(process.lines()) == [str(number) for number in range(1, 100_001)]
 
 
+def test_lines_that_are_left_continue_without_a_loop(url: str) -> None:
+    with sync.connect(url) as executor, executor.start(["seq", "1000"]) as process:
+        seen = [next(process.lines()) for _ in range(500)]
+        seen += process.lines()
+    assert seen == [str(number) for number in range(1, 1001)]
+
+
 async def test_a_gap_between_lines_is_told_at_its_place(executor: Executor) -> None:
     process = await executor.start(["sh", "-c", "seq 100000; sleep 0.3; echo end"], buffer_bytes=1000)
     await process.wait_closed()

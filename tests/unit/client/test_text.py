@@ -129,6 +129,18 @@ async def test_a_line_that_a_gap_cuts_is_two_pieces_around_it() -> None:
     assert [line async for line in stream] == ["end"]
 
 
+async def test_lines_that_are_left_continue_where_they_were() -> None:
+    made = process(("stdout", b"ready\nnext\nbeg"), ("stdout", b"un\nlast"))
+    seen = []
+    for _ in range(5):
+        async for line in made.lines():
+            seen.append(line)
+            break
+    assert seen == ["ready", "next", "begun", "last"]
+    with pytest.raises(ValueError, match="and continues with these"):
+        made.lines("latin-1")
+
+
 @pytest.mark.parametrize("limit", [0, -1, 2.5, None])
 def test_a_limit_of_lines_that_cannot_be_is_refused(limit: object) -> None:
     with pytest.raises((TypeError, ValueError), match="max_line is "):
