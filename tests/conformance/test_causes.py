@@ -276,6 +276,21 @@ def test_a_grace_goes_on_after_a_take_over(endpoint: Endpoint, here: Path, ends:
 
 @pytest.mark.statement("P24")
 @pytest.mark.transports("unix")
+def test_the_grace_of_descendants_goes_on_after_a_take_over(endpoint: Endpoint) -> None:
+    private = endpoint.private()
+    process = private.connect(extensions=True).shell(
+        f'setsid sh -c "{DEAF}" & wait', timeoutMs=1000, graceMs=3000
+    )
+    descendant = int(process.wait_output(b"\n").split()[0])
+    process.wait_exited()
+    warned = time.monotonic()
+    kill_server(private)
+    assert wait_gone(descendant, 15)
+    assert time.monotonic() - warned >= 2.5
+
+
+@pytest.mark.statement("P24")
+@pytest.mark.transports("unix")
 def test_a_grace_may_begin_after_a_take_over(endpoint: Endpoint) -> None:
     private = endpoint.private()
     first = private.connect(extensions=True)

@@ -6,10 +6,10 @@ import codecs
 from collections import deque
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from execclient import arguments
-from execclient.errors import OutputGap
+from execclient.errors import ExecServerError
 from execclient.results import Chunk, Line, TextChunk
 
 MAX_LINE = 1 << 20
@@ -18,10 +18,52 @@ MAX_LINE = 1 << 20
 LineOptions = tuple[str, str, int]
 """Encoding, treatment of errors, and the longest line."""
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
-class TextStream:
+class _Assembled(Generic[S, T]):
+    """Makes elements of those of a source, each of one or several.
+
+    Before the end of the source and before its errors, such as a gap, a begun element is yielded as it is.
+
+    Args:
+        source: the source.
+    """
+
+    def __init__(self, source: AsyncIterator[S]) -> None:
+        self._source = source
+        self._ready: deque[T] = deque()
+        self._error: ExecServerError | None = None
+
+    async def _next(self) -> T:
+        while not self._ready:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            try:
+                element = await anext(self._source)
+            except StopAsyncIteration:
+                self._flush()
+                if not self._ready:
+                    raise
+            except ExecServerError as error:
+                self._flush()
+                self._error = error
+            else:
+                self._take(element)
+        return self._ready.popleft()
+
+    def _take(self, element: S) -> None:
+        """Add an element of the source."""
+        raise NotImplementedError
+
+    def _flush(self) -> None:
+        """Make what has been begun ready."""
+        raise NotImplementedError
+
+
+class TextStream(_Assembled[Chunk, TextChunk]):
     """The output of a process as text. Get one from `Process.text`.
 
     Characters are whole, even if their bytes are in different chunks. `errors` says how to decode a character
@@ -29,34 +71,21 @@ class TextStream:
     """
 
     def __init__(self, chunks: AsyncIterator[Chunk], encoding: str, errors: str) -> None:
-        self._chunks = chunks
+        super().__init__(chunks)
         self._new_decoder = partial(codecs.getincrementaldecoder(encoding), errors)
         self._decoders: dict[str, codecs.IncrementalDecoder] = {}
-        self._decoded: deque[TextChunk] = deque()
-        self._gap: OutputGap | None = None
 
-    def __aiter__(self) -> AsyncIterator[TextChunk]:
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> TextChunk:
         """The next piece of text. Raises as iterating the process does."""
-        while not self._decoded:
-            if self._gap is not None:
-                gap, self._gap = self._gap, None
-                raise gap
-            try:
-                stream, data = await anext(self._chunks)
-            except StopAsyncIteration:
-                self._flush()
-                if not self._decoded:
-                    raise
-            except OutputGap as gap:
-                self._flush()
-                self._gap = gap
-            else:
-                decoder = self._decoders.setdefault(stream, self._new_decoder())
-                self._add(stream, decoder.decode(data))
-        return self._decoded.popleft()
+        return await self._next()
+
+    def _take(self, element: Chunk) -> None:
+        stream, data = element
+        decoder = self._decoders.setdefault(stream, self._new_decoder())
+        self._add(stream, decoder.decode(data))
 
     def _flush(self) -> None:
         for stream, decoder in self._decoders.items():
@@ -65,10 +94,10 @@ class TextStream:
 
     def _add(self, stream: str, text: str) -> None:
         if text:
-            self._decoded.append(TextChunk(stream, text))
+            self._ready.append(TextChunk(stream, text))
 
 
-class LineStream:
+class LineStream(_Assembled[TextChunk, Line]):
     """The output of a process in lines. Get one from `Process.lines`.
 
     Lines are put together for each stream, and yielded in the order of their ends. Decoding is that of
@@ -78,43 +107,26 @@ class LineStream:
     def __init__(self, chunks: AsyncIterator[Chunk], encoding: str, errors: str, max_line: int) -> None:
         if not arguments.count(max_line, "max_line"):
             raise ValueError("max_line is 1 or more, not 0")
-        self._text = TextStream(chunks, encoding, errors)
+        super().__init__(TextStream(chunks, encoding, errors))
         self._max_line = max_line
         self._begun: dict[str, _BegunLine] = {}
-        self._lines: deque[Line] = deque()
-        self._gap: OutputGap | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Line:
         """The next line. Raises as iterating the process does; a line before a gap is yielded as it is."""
-        while not self._lines:
-            if self._gap is not None:
-                gap, self._gap = self._gap, None
-                raise gap
-            try:
-                stream, text = await anext(self._text)
-            except StopAsyncIteration:
-                self._flush()
-                if not self._lines:
-                    raise
-            except OutputGap as gap:
-                self._flush()
-                self._gap = gap
-            else:
-                self._add(stream, text)
-        return self._lines.popleft()
+        return await self._next()
 
-    def _add(self, stream: str, text: str) -> None:
+    def _take(self, element: TextChunk) -> None:
+        stream, text = element
         *ended, rest = text.split("\n")
         begun = self._begun.get(stream)
         if begun is None:
             begun = self._begun[stream] = _BegunLine()
         for piece in ended:
             self._extend(stream, begun, piece)
-            line = begun.take()
-            self._lines.append(Line(line.removesuffix("\r"), stream))
+            self._ready.append(Line(begun.take().removesuffix("\r"), stream))
         self._extend(stream, begun, rest)
 
     def _extend(self, stream: str, begun: _BegunLine, piece: str) -> None:
@@ -122,13 +134,13 @@ class LineStream:
             room = self._max_line - begun.size
             begun.add(piece[:room])
             piece = piece[room:]
-            self._lines.append(Line(begun.take(), stream, ended=False))
+            self._ready.append(Line(begun.take(), stream, ended=False))
         begun.add(piece)
 
     def _flush(self) -> None:
         for stream, begun in self._begun.items():
             if begun.size:
-                self._lines.append(Line(begun.take(), stream, ended=False))
+                self._ready.append(Line(begun.take(), stream, ended=False))
 
 
 def begun(lines: T, options: LineOptions, asked: LineOptions) -> T:

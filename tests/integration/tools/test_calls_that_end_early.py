@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from execclient import Executor, connect, process
+from execclient import Executor, connect, process_control
 from execclient.errors import ExecutorClosed, OutcomeUnknown
 from execclient.govern.approval_policy import ON_FAILURE
 from execclient.govern.approvals import ACCEPT, ApprovalRequest, Review
@@ -171,7 +171,7 @@ async def test_no_task_outlives_its_call(make: Make, workspace: Path) -> None:
 async def test_a_call_that_is_cancelled_after_its_command_ended_kills_what_that_left(
     make: Make, executor: Executor, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "LINGER_SECONDS", 20)
+    monkeypatch.setattr(process_control, "LINGER_SECONDS", 20)
     tools = make(sandbox=OPEN)
     call = asyncio.create_task(sh(tools, "sleep 60 & echo $! >pid.new; mv pid.new pid; exit 0"))
     pid = await written(workspace / "pid")

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from execclient import OutputGap, Process, TextChunk
+from execclient import OutputGap, Process, SessionLost, TextChunk
 from execclient.connection.address import UnixTarget
 from execclient.session.inbox import Inbox
 from execclient.session.session import Session
@@ -127,6 +127,19 @@ async def test_a_line_that_a_gap_cuts_is_two_pieces_around_it() -> None:
     with pytest.raises(OutputGap):
         await anext(stream)
     assert [line async for line in stream] == ["end"]
+
+
+async def test_a_begun_line_comes_before_the_error_that_ends_the_output() -> None:
+    inbox = Inbox("p", None)
+    chunk = base64.b64encode(b"whole\nbeg").decode()
+    inbox.push("process/output", {"seq": 1, "stream": "stdout", "chunk": chunk})
+    inbox.fail(SessionLost("gone"))
+    stream = Process(process()._session, inbox).lines()
+
+    assert [await anext(stream), await anext(stream)] == ["whole", "beg"]
+    for _ in range(2):
+        with pytest.raises(SessionLost):
+            await anext(stream)
 
 
 async def test_lines_that_are_left_continue_where_they_were() -> None:
