@@ -78,9 +78,9 @@ class TreeDownload(TreeTransfer):
             self._depth = await self.in_thread(_make_parents, local)
             level = [_Folder(path, local, "", _attributes(top))]
             while level:
-                await self.in_thread(self._make_directories, level)
+                made = await self.in_thread(self._make_directories, level)
                 self._below: list[_Folder] = []
-                await side_by_side([partial(self._list, folder) for folder in level])
+                await side_by_side([partial(self._list, folder) for folder in made])
                 level = self._below
             self.total_files = self.result.files + len(self._small) + len(self._large)
             self.total = self.done + sum(file.size for file in (*self._small, *self._large))
@@ -94,19 +94,32 @@ class TreeDownload(TreeTransfer):
 
     # -- directories
 
-    def _make_directories(self, level: Sequence[_Folder]) -> None:
-        """Make directories, accessible to their owner only until their files are there."""
+    def _make_directories(self, level: Sequence[_Folder]) -> list[_Folder]:
+        """Make directories, accessible to their owner only until their files are there.
+
+        Returns:
+            Those that are there. The others are left out, with all below them.
+
+        Raises:
+            OSError: the top cannot be made.
+        """
+        made = []
         for folder in level:
             mode = folder.attributes.mode
             try:
                 os.mkdir(folder.destination, 0o777 if mode is None else 0o700)
                 new = True
-            except FileExistsError:
+            except OSError as error:
                 if not os.path.isdir(folder.destination):
-                    raise
+                    if not folder.inside:
+                        raise
+                    self.leave_out_failed(folder.destination, error, remote=False)
+                    continue
                 new = False
+            made.append(folder)
             self._made.append((TreeDirectory(folder.destination, folder.attributes), new))
             self.result.directories += 1
+        return made
 
     def _set_attributes(self) -> None:
         """Set the attributes of the directories, after their files: a directory may forbid writing, and each

@@ -15,7 +15,7 @@ from functools import partial
 from pybase64 import b64encode
 
 from execclient.connection.connection import Json
-from execclient.errors import CallFailed, SystemFailure, TransferFailed
+from execclient.errors import CallFailed, TransferFailed
 from execclient.local_files import Attributes, read_small
 from execclient.results import Copied, TreeCopied
 from execclient.trees import (
@@ -34,6 +34,7 @@ from execclient.trees import (
     repeated,
     side_by_side,
 )
+from execprotocol.limits import MAX_BATCH_BYTES
 
 
 class TreeUpload(TreeTransfer):
@@ -41,25 +42,30 @@ class TreeUpload(TreeTransfer):
 
     async def run(self, local: str, path: str) -> TreeCopied:
         """Copy the tree."""
+        self._blocked: tuple[str, ...] = ()
+        """The beginnings of paths below directories that could not be made."""
+        self._grown: list[TreeFile] = []
+        """Files that were small when they were listed."""
         try:
-            directories, small, large = await self.in_thread(self._listed, local, path)
+            directories, small, large = await self.in_thread(self._listed, local, path.rstrip("/") or "/")
             self.total_files = len(small) + len(large)
             self.total = sum(file.size for file in (*small, *large))
             self.advance(0)
             made = await self._make_directories(directories)
-            self.result.directories = len(directories)
-            grown: list[TreeFile] = []
             await side_by_side(
                 [
-                    *(partial(self._put, batch, grown) for batch in batches(small)),
-                    *(partial(self._upload, file) for file in large),
+                    *(partial(self._put, batch) for batch in batches(self._reachable(small))),
+                    *(partial(self._upload, file) for file in self._reachable(large)),
                 ]
             )
-            await side_by_side([partial(self._upload, file) for file in grown])
+            await side_by_side([partial(self._upload, file) for file in self._grown])
             await self._set_attributes(directories, made)
         finally:
             self.stopped.set()
         return self.result
+
+    def _reachable(self, files: Sequence[TreeFile]) -> list[TreeFile]:
+        return [file for file in files if not file.destination.startswith(self._blocked)]
 
     def _listed(self, local: str, path: str) -> tuple[list[TreeDirectory], list[TreeFile], list[TreeFile]]:
         """List the local tree: its directories, small files, and larger ones."""
@@ -114,24 +120,44 @@ class TreeUpload(TreeTransfer):
         """Make the directories, accessible to their owner only until their files are there.
 
         Returns:
-            Those that did not exist before.
+            Those that did not exist before. Those that cannot be made are left out, with all below them.
+
+        Raises:
+            CallFailed: the top cannot be made.
         """
         top = directories[0].path
         paths = [folder.path for folder in directories]
         existing: set[str] = set()
+        is_batched = {PUT, GET} <= self.session.capabilities
         if not await self.files.is_dir(top):
             await repeated(partial(self.files.mkdir, posixpath.dirname(top) or ".", parents=True))
-        elif {PUT, GET} <= self.session.capabilities:
+        elif is_batched:
             existing = await self._existing(paths)
-        if {PUT, GET} <= self.session.capabilities:
+        failed: dict[str, CallFailed] = {}
+        if is_batched:
+            made = set(paths) - existing
             for part in parts(paths):
-                entries = [{"path": self.files.uri(path), "permissions": 0o700} for path in part]
-                outcomes = await call_batch(self.session, PUT, {"entries": entries}, len(part))
-                for path, outcome in zip(part, outcomes, strict=True):
-                    if "error" in outcome:
-                        raise entry_failed(PUT, path, outcome["error"])
-            return set(paths) - existing
-        return {path for path in paths if await self._make_directory(path)}
+                failed |= await self._make_batch(part)
+        else:
+            made = {path for path in paths if await self._make_directory(path, failed)}
+        for path, error in failed.items():
+            if path == top:
+                raise error
+            if not path.startswith(self._blocked):
+                self.leave_out_failed(path, error, remote=True)
+                self._blocked += (f"{path}/",)
+        self.result.directories = len(paths) - len(failed)
+        return made - failed.keys()
+
+    async def _make_batch(self, paths: Sequence[str]) -> dict[str, CallFailed]:
+        """Make directories; the errors of those that could not be made."""
+        entries = [{"path": self.files.uri(path), "permissions": 0o700} for path in paths]
+        outcomes = await call_batch(self.session, PUT, {"entries": entries}, len(paths))
+        return {
+            path: entry_failed(PUT, path, outcome["error"])
+            for path, outcome in zip(paths, outcomes, strict=True)
+            if "error" in outcome
+        }
 
     async def _existing(self, paths: Sequence[str]) -> set[str]:
         found: set[str] = set()
@@ -141,19 +167,21 @@ class TreeUpload(TreeTransfer):
             found |= {path for path, outcome in zip(part, outcomes, strict=True) if "error" not in outcome}
         return found
 
-    async def _make_directory(self, path: str) -> bool:
-        """Make a directory at a server without batches; whether it is new."""
-        if "fs/createDirectory.permissions" not in self.session.capabilities:
-            self.result.modes_kept = False
-            await self.files.mkdir(path, parents=True)
-            return False
+    async def _make_directory(self, path: str, failed: dict[str, CallFailed]) -> bool:
+        """Make a directory at a server without batches; whether it is new. An error is added to `failed`."""
+        has_modes = "fs/createDirectory.permissions" in self.session.capabilities
+        self.result.modes_kept &= has_modes
         try:
-            await self.files.mkdir(path, mode=0o700)
-        except SystemFailure:
-            if not await self.files.is_dir(path):
-                raise
+            await self.files.mkdir(path, mode=0o700 if has_modes else None)
+        except CallFailed as error:
+            try:
+                is_there = await self.files.is_dir(path)
+            except CallFailed:
+                is_there = False
+            if not is_there:
+                failed[path] = error
             return False
-        return True
+        return has_modes
 
     async def _set_attributes(self, directories: Sequence[TreeDirectory], made: set[str]) -> None:
         """Set the attributes of the directories, after their files: a directory may forbid writing, and each
@@ -161,7 +189,11 @@ class TreeUpload(TreeTransfer):
         """
         if "fs/setMetadata" not in self.session.capabilities:
             return
-        wanted = [folder for folder in reversed(directories) if self.preserve or folder.path in made]
+        wanted = [
+            folder
+            for folder in reversed(directories)
+            if (self.preserve and not f"{folder.path}/".startswith(self._blocked)) or folder.path in made
+        ]
         await side_by_side([partial(self._set_attributes_of, folder) for folder in wanted])
 
     async def _set_attributes_of(self, folder: TreeDirectory) -> None:
@@ -185,10 +217,10 @@ class TreeUpload(TreeTransfer):
         except (OSError, TransferFailed) as error:
             self.leave_out_failed(file.source, error, remote=False)
 
-    async def _put(self, batch: Sequence[TreeFile], grown: list[TreeFile]) -> None:
-        """Send a batch of small files. Files that are no longer small are added to `grown`."""
+    async def _put(self, batch: Sequence[TreeFile]) -> None:
+        """Send a batch of small files."""
         async with self.budget.taken(sum(file.size for file in batch)):
-            entries = await self.in_thread(self._read, batch, grown)
+            entries = await self.in_thread(self._read, batch)
             if not entries:
                 return
             params = {"entries": [entry for _, entry in entries], "keepMode": not self.preserve}
@@ -201,23 +233,23 @@ class TreeUpload(TreeTransfer):
             self.note_copied(file.destination, Copied(file.size, bool(outcome.get("inPlace"))))
             self.advance(file.size)
 
-    def _read(
-        self, batch: Sequence[TreeFile], grown: list[TreeFile]
-    ) -> list[tuple[TreeFile, dict[str, Json]]]:
-        """Read the files of a batch, in a thread."""
+    def _read(self, batch: Sequence[TreeFile]) -> list[tuple[TreeFile, dict[str, Json]]]:
+        """Read the files of a batch, in a thread. Those that have grown beyond it are kept for later."""
+        left = MAX_BATCH_BYTES
         entries: list[tuple[TreeFile, dict[str, Json]]] = []
         for file in batch:
             if self.stopped.is_set():
                 break
             try:
-                found = read_small(file.source, SMALL_BYTES)
+                found = read_small(file.source, min(SMALL_BYTES, left))
             except OSError as error:
                 self.leave_out_failed(file.source, error, remote=False)
                 continue
             if found is None:
-                grown.append(file)
+                self._grown.append(file)
                 continue
             content, (mode, modified, accessed) = found
+            left -= len(content)
             entry: dict[str, Json] = {
                 "path": self.files.uri(file.destination),
                 "permissions": mode,

@@ -79,8 +79,6 @@ class TreeFiles(Protocol):
     async def is_dir(self, path: AnyPath) -> bool: ...  # noqa: D102
     async def iterdir(self, path: AnyPath) -> list[Entry]: ...  # noqa: D102
     async def mkdir(self, path: AnyPath, *, parents: bool = ..., mode: int | None = ...) -> None: ...  # noqa: D102
-    async def chmod(self, path: AnyPath, mode: int) -> None: ...  # noqa: D102
-    async def utime(self, path: AnyPath, *, ns: tuple[int, int]) -> None: ...  # noqa: D102
     async def upload(  # noqa: D102
         self, local: AnyPath, path: AnyPath, *, progress: Callable[[Progress], None], preserve_times: bool
     ) -> Copied: ...
@@ -194,6 +192,7 @@ class TreeTransfer:
             reason = str(error).removeprefix(f"{path}: ")
         elif isinstance(error, OSError) and not isinstance(error, ExecServerError):
             if error.errno in _FULL:
+                error.filename = error.filename or path
                 raise error
             reason = error.strerror or str(error)
         else:
@@ -257,7 +256,7 @@ async def repeated(attempt: Callable[[], Awaitable[T]]) -> T:
     return await attempt()
 
 
-async def side_by_side(jobs: Iterable[Callable[[], Awaitable[None]]]) -> None:
+async def side_by_side(jobs: Sequence[Callable[[], Awaitable[None]]]) -> None:
     """Run jobs, at most `FILES_AHEAD` at a time. The first failure cancels the others, and is raised."""
     waiting = iter(jobs)
 
@@ -265,7 +264,7 @@ async def side_by_side(jobs: Iterable[Callable[[], Awaitable[None]]]) -> None:
         for job in waiting:
             await job()
 
-    workers = [asyncio.create_task(work()) for _ in range(FILES_AHEAD)]
+    workers = [asyncio.create_task(work()) for _ in range(min(FILES_AHEAD, len(jobs)))]
     try:
         await asyncio.gather(*workers)
     finally:
