@@ -55,6 +55,8 @@ class Row:
     title: str
     argv: Sequence[str]
     aim_ms: float | None = None
+    beside: "Row | None" = None
+    """The row to compare with, within the same round: other work on the machine slows down both."""
     prepare: Callable[[], None] | None = None
     """Called before each run, not measured."""
     check: Callable[[], bool] | None = None
@@ -87,11 +89,16 @@ class Row:
         median = statistics.median(self.milliseconds)
         verdict = "" if self.aim_ms is None else ("ok" if median <= self.aim_ms else "MISS")
         aim = "" if self.aim_ms is None else f"≤{report.number(self.aim_ms)}"
+        ratio = ""
+        if self.beside is not None:
+            pairs = zip(self.milliseconds, self.beside.milliseconds, strict=True)
+            name = self.beside.title.partition(",")[0].partition(":")[0]
+            ratio = f"{report.number(statistics.median(a / b for a, b in pairs))} times {name}"
         least, most = report.number(min(self.milliseconds)), report.number(max(self.milliseconds))
-        return self.title, report.number(median), f"{least}..{most}", aim, verdict
+        return self.title, report.number(median), f"{least}..{most}", ratio, aim, verdict
 
 
-HEADER = ("command", "ms", "range", "aim", "verdict")
+HEADER = ("command", "ms", "range", "ratio", "aim", "verdict")
 
 
 @dataclass(frozen=True)
@@ -131,16 +138,18 @@ class Place:
 
 def start_rows(place: Place) -> Iterator[Row]:
     """The commands that people and scripts run often."""
+    python = "python -c pass: the start of an interpreter"
+    interpreter = Row("start", python, [str(PROGRAMS / "python"), "-c", "pass"])
 
     def row(title: str, *argv: str, aim: float | None = None) -> Row:
-        return Row("start", title, argv, aim)
+        return Row("start", title, argv, aim, interpreter)
 
     ours = place.execserver
     running, ended = place.started("sleep", "600"), place.started("echo", "x")
     file = place.folder / "file"
     file.write_bytes(os.urandom(1000))
     frequent = COMMAND_AIM_MS
-    yield row("python -c pass: the start of an interpreter", str(PROGRAMS / "python"), "-c", "pass")
+    yield interpreter
     yield row("execserver --help", ours, "--help")
     yield row("execserver run --help", ours, "run", "--help")
     yield row("execserver run -- true", ours, "run", "--", "true", aim=frequent)
@@ -178,11 +187,14 @@ def tree_rows(place: Place, sizes: Sizes, far: End, far_ssh: End | None) -> Iter
 
         ours = (place.execserver, "cp", "-rq", "--url", url, str(source), f":{target}")
         files = f"{count:,} tiny files {where}"
-        yield Row("trees", f"execserver cp -r, {files}", ours, aim, clear, is_whole)
+        tar = None
         if place.other is not None:
             ssh = " ".join(place.other.ssh(port))
             pipe = f"tar -C {source} -cf - . | {ssh} 'mkdir {target} && tar -C {target} -xf -'"
-            yield Row("trees", f"tar | ssh tar, {files}", ("sh", "-c", pipe), None, clear, is_whole)
+            title = f"tar | ssh tar, {files}"
+            tar = Row("trees", title, ("sh", "-c", pipe), prepare=clear, check=is_whole)
+            yield tar
+        yield Row("trees", f"execserver cp -r, {files}", ours, aim, tar, clear, is_whole)
 
 
 def make_tree(folder: Path, count: int) -> None:
@@ -256,7 +268,7 @@ def markdown(rows: Sequence[Row], quick: bool) -> str:
         f"{time.strftime('%Y-%m-%d')}, medians of {rounds} rounds.{scale} {facts}.",
         "",
         f"| {' | '.join(HEADER)} |",
-        "| --- | --: | --- | --- | --- |",
+        "| --- | --: | --- | --- | --- | --- |",
         *(_markdown_row(row.cells()) for row in rows),
     ]
     return "\n".join(text) + "\n"

@@ -47,6 +47,11 @@ def test_a_command_that_fails_or_does_nothing_is_no_measurement(tmp_path: Path) 
             row.run({"PATH": "/usr/bin:/bin"})
 
 
-def test_a_row_is_judged_by_its_median() -> None:
-    assert commands.Row("start", "x", [], 120, milliseconds=[90, 110, 400]).cells()[-1] == "ok"
-    assert commands.Row("start", "x", [], 120, milliseconds=[90, 130, 140]).cells()[-1] == "MISS"
+def test_a_row_is_judged_by_its_median_and_compared_within_rounds() -> None:
+    other = commands.Row("start", "y, here", [], milliseconds=[10, 20, 40])
+
+    good = commands.Row("start", "x", [], 120, other, milliseconds=[90, 110, 400])
+    bad = commands.Row("start", "x", [], 120, milliseconds=[90, 130, 140])
+
+    assert good.cells()[2:] == ("90..400", "9 times y", "≤120", "ok")
+    assert bad.cells()[2:] == ("90..140", "", "≤120", "MISS")
