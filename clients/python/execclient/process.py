@@ -19,6 +19,7 @@ from execclient.process_control import (
     check_scope,
     deprecated_scope,
     described,
+    end_group,
     linger,
     send_signal,
     signal_name,
@@ -69,6 +70,7 @@ class Process:
         self._confined = confined
         self._deadlines = deadlines
         self._detached = False
+        self._input = ProcessInput(session, inbox, deadlines)
         self._stdin = stdin
         self._lines: tuple[LineStream, LineOptions] | None = None
 
@@ -131,9 +133,9 @@ class Process:
             WaitTimeout, SessionLost, NoSuchProcess: as for `wait`.
         """
         async with within(self, timeout, "end"):
-            await self._communication.begin(input)
-            await self._communication.collect()
-            return await self._communication.result()
+            await self.communication.begin(input)
+            await self.communication.collect()
+            return await self.communication.result()
 
     async def read(self, after_seq: int = 0, *, max_bytes: int | None = None, wait: float = 0.0) -> Page:
         """Long poll: the output that the daemon keeps after a number. The iteration is not affected.
@@ -147,11 +149,8 @@ class Process:
             NoSuchProcess: the daemon has forgotten the process.
         """
         wait = max(0.0, arguments.any_seconds(wait, "wait", "0 does not wait"))
-        params = {
-            **self._reference,
-            "afterSeq": arguments.count(after_seq, "after_seq"),
-            "waitMs": round(min(wait, arguments.LONGEST_SECONDS) * 1000),
-        }
+        times = {"waitMs": round(min(wait, arguments.LONGEST_SECONDS) * 1000)}
+        params = {**self._reference, "afterSeq": arguments.count(after_seq, "after_seq"), **times}
         if max_bytes is not None:
             params["maxBytes"] = arguments.count(max_bytes, "max_bytes")
         limit = wait + self._session.call_timeout
@@ -170,10 +169,9 @@ class Process:
 
         Args:
             data: the input.
-            whole_lines: whether a line that a terminal would cut is an error. A terminal in canonical mode,
-                in which `cat` and `read` get whole lines, takes 4,095 bytes of a line and drops the rest; the
-                prompt of a shell has no such limit. Start the command with `stdin=True` instead of
-                `tty=True`, write the text to a file, or break the line. False is for what a person types.
+            whole_lines: whether a line that a terminal would cut is an error: where `cat` or `read` waits for
+                input, it takes 4,095 bytes of a line and drops the rest. `stdin=True` in place of `tty=True`
+                has no such limit. False is for what a person types.
 
         Raises:
             LineTooLong: nothing was written, or, of more than 1 MiB, only what the message says.
@@ -247,10 +245,7 @@ class Process:
 
     @property
     def ended_with_sandbox(self) -> Mapping[str, Json] | None:
-        """The processes that the command left running and its sandbox ended (X18): `count` and `names`.
-
-        None while the process runs, and if there are none or the server does not report them.
-        """
+        """The processes that the command left and its sandbox ended (X18); None if none is reported."""
         return self.output.ended_with_sandbox
 
     async def wait(self, timeout: float | None = None) -> int:  # noqa: ASYNC109 - the process runs on
@@ -268,7 +263,8 @@ class Process:
         async with within(self, timeout, "exit"):
             code = await self.output.until_exited()
             if code and self._confined and self.output.broken_sandbox is None:
-                await self._ask_for_failure()
+                with suppress(NoSuchProcess):
+                    self.output.broken_sandbox = (await self.read(BEYOND_SEQ)).failure
             return code
 
     async def wait_closed(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the process runs on
@@ -361,20 +357,13 @@ class Process:
             self._deadlines.cancel()
         await self._session.detach(self.output)
 
-    def __repr__(self) -> str:
-        return described(self)
-
     @cached_property
-    def _input(self) -> ProcessInput:
-        return ProcessInput(self._session, self.output, self._deadlines)
-
-    @cached_property
-    def _communication(self) -> Communication:
+    def communication(self) -> Communication:
+        """What `communicate` has sent and received. Internal: it may change between versions."""
         return Communication(self, self._stdin)
 
-    async def _ask_for_failure(self) -> None:
-        with suppress(NoSuchProcess):
-            self.output.broken_sandbox = (await self.read(BEYOND_SEQ)).failure
+    def __repr__(self) -> str:
+        return described(self)
 
     async def __aenter__(self) -> Self:
         return self
@@ -382,19 +371,12 @@ class Process:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._detached or (self.exit_code is not None and self.output.session_id is None):
+        own = self.output.session_id is None
+        if self._detached or (own and self.exit_code is not None):
             return
         try:
-            if self.output.session_id is None:
-                await self._session.call("process/terminate", {**self._reference, "scope": "group"})
-            else:
-                await self.detach()
+            await (end_group(self._session, self.output) if own else self.detach())
         except ExecServerError:
             # The error of the block is more useful than the failure to kill the process after it.
             if error is None:
                 raise
-        except BaseException:
-            # Cancelled or interrupted once more: the process is killed all the same, in the background.
-            if self.output.session_id is None:
-                self._session.terminate_soon(self.id, "group")
-            raise

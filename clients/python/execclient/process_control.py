@@ -110,6 +110,17 @@ async def send_signal(session: Session, inbox: Inbox, name: str, scope: Scope) -
     return bool(status == "delivered")
 
 
+async def end_group(session: Session, inbox: Inbox) -> None:
+    """Kill the group of a process. If cancelled, it continues in the background."""
+    try:
+        await session.call("process/terminate", {**reference(inbox.key), "scope": "group"})
+    except ExecServerError:
+        raise
+    except BaseException:
+        session.terminate_soon(inbox.id, "group")
+        raise
+
+
 def check_scope(session: Session, scope: str) -> None:
     """Check the scope of a kill, whose failure in the background would not be noticed.
 

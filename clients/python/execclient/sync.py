@@ -442,7 +442,7 @@ class Process:
 
         Parameters and errors are those in `execclient`.
         """
-        communication = self._core._communication  # noqa: SLF001  one thing in two classes
+        communication = self._core.communication
         self._thread.call(lambda: communication.begin(input))
         # From here, and not on the loop: the queue may have output that was not taken yet.
         timeout = arguments.waiting(timeout)
