@@ -182,6 +182,14 @@ def test_without_a_daemon_it_says_how_to_start_one(execserver: CommandLine, argu
     assert b"Traceback" not in done.stderr
 
 
+def test_a_command_may_clean_up_at_its_time_limit(execserver: CommandLine) -> None:
+    cleans_up = 'trap "echo bye; exit 3" TERM; echo up; while :; do sleep 0.1; done'
+
+    for options, output in ((["--grace", "20"], b"up\nbye\n"), ([], b"up\n")):
+        done = execserver("run", "--timeout", "1", *options, "--", "sh", "-c", cleans_up)
+        assert (done.stdout, done.returncode) == (output, 124)
+
+
 def test_variables_and_folder_are_the_command_s(execserver: CommandLine, tmp_path: Path) -> None:
     done = execserver(
         "run", "--cwd", str(tmp_path), "--env", "A=1=2", "--env", "TERM", "--", "sh", "-c", "pwd; env"
@@ -218,6 +226,7 @@ def test_options_as_docker_has_them_are_taken(execserver: CommandLine, tmp_path:
         (["-in", "x"], "-i does not go with -n"),
         (["-di", "x"], "-i does not go with --detach"),
         (["--ttl", "8h", "x"], "--ttl needs --detach"),
+        (["--grace", "1", "x"], "--grace needs --timeout"),
         (["--timeout", "soon", "x"], "no duration: 'soon'; write 90, 90s, 15m, 8h or 2d"),
         (["--"], "no command is given"),
         (["--timeout"], "expected one argument"),

@@ -59,6 +59,12 @@ def _add_run(parser: Parser) -> None:
         help="kill the command after this time: 90 (seconds), 15m, 8h; exit status 124",
     )
     parser.add_argument(
+        "--grace",
+        type=values.duration,
+        metavar="S",
+        help="with --timeout: send SIGTERM first, and kill what is left after this time",
+    )
+    parser.add_argument(
         "--sandbox",
         choices=SANDBOXES,
         help="limit the command, or do not run it; the working directory is the workspace",
@@ -88,6 +94,8 @@ def _run(options: Namespace) -> int:
         options.parser.error(f"-i does not go with {'-n' if options.no_stdin else '--detach'}")
     if options.ttl is not None and not options.detach:
         options.parser.error("--ttl needs --detach: without it, the command ends with this one")
+    if options.grace is not None and options.timeout is None:
+        options.parser.error("--grace needs --timeout")
     sandbox = _sandbox(options)
     from execclient.commands import run as running
     from execclient.commands.failures import perform
@@ -100,6 +108,7 @@ def _run(options: Namespace) -> int:
         tty=options.tty,
         stdin=not options.no_stdin and not options.detach,
         timeout=options.timeout,
+        grace=options.grace or 0.0,
         sandbox=sandbox,
         ttl=options.ttl,
         as_json=options.as_json,

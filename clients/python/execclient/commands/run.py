@@ -44,6 +44,8 @@ class RunOptions:
     stdin: bool = True
     """Whether stdin is forwarded."""
     timeout: float | None = None
+    grace: float = 0.0
+    """Seconds between SIGTERM and the kill at the time limit; 0 for no SIGTERM."""
     sandbox: SandboxPolicy | None = None
     """The limits of the command; the working directory is the workspace."""
     ttl: float | None = None
@@ -143,6 +145,7 @@ async def _start(executor: Executor, command: RunOptions, *, stdin: bool) -> Pro
             size=screen_size() if command.tty else None,
             stdin=stdin and not command.tty,
             timeout=command.timeout,
+            grace=command.grace,
             sandbox=command.sandbox,
             buffer_bytes=None,  # `OutputWriter` has its own limit
         )
