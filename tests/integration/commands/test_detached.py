@@ -89,8 +89,8 @@ def test_a_time_above_the_limit_of_the_daemon_starts_nothing(execserver: Command
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["run", "--detach", "--ttl", "8 hours", "true"], b"'8 hours' is no duration"),
-        (["run", "--detach", "--ttl", "0", "true"], b"no duration above 0 and"),
+        (["run", "--detach", "--ttl", "8 hours", "true"], b"no duration: '8 hours'"),
+        (["run", "--detach", "--ttl", "0", "true"], b"the shortest is 0.001"),
         (["run", "--ttl", "8h", "true"], b"--detach"),
     ],
 )

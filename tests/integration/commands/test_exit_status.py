@@ -60,7 +60,7 @@ CAUSES: dict[tuple[str, int], list[str]] = {
     ("serve", 1): ["serve", "--config", "none.toml"],
     ("config", 1): ["config", "show", "--config", "none.toml"],
     ("doctor", 1): ["doctor", "--config", "none.toml"],
-    ("uninstall", 1): ["uninstall", "--dry-run"],
+    ("uninstall", 1): ["uninstall", "--dry-run", "--config", "none.toml"],
     ("relay", 1): ["relay", "token", "list", "--state-dir", "none"],
     ("kill", 1): ["kill", "nobody"],
     ("cp", 1): ["cp", "-r", "tree", ":TARGET"],

@@ -202,6 +202,7 @@ async def test_a_slow_disk_sends_the_next_operations_of_its_kind_to_threads(
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("a slow mount needs the right to open /dev/fuse")
     (tmp_path / "fast").write_bytes(b"fast")
+    (tmp_path / "empty").mkdir()
     (tmp_path / "disk").symlink_to(mount("fuse", "slow"))  # the fixture counts it as local
 
     assert at_once(caller, "fs/readFile", path=tmp_path / "fast")
@@ -209,7 +210,7 @@ async def test_a_slow_disk_sends_the_next_operations_of_its_kind_to_threads(
     assert base64.b64decode(slow["dataBase64"]) == b"slow"
 
     assert not at_once(caller, "fs/readFile", path=tmp_path / "fast")
-    assert at_once(caller, "fs/readDirectory", path=tmp_path)
+    assert at_once(caller, "fs/readDirectory", path=tmp_path / "empty")
     await asyncio.sleep(REST_SECONDS + 0.1)
     assert at_once(caller, "fs/readFile", path=tmp_path / "fast")
 
