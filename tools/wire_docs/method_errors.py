@@ -289,8 +289,20 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
         *_CHANGE,
         *_SYSTEM,
     ),
-    "fs/putFiles": ("SandboxUnavailable", "SandboxRefused", "ForeignPath", "BatchTooLarge"),
-    "fs/getFiles": ("SandboxUnavailable", "SandboxRefused", "ForeignPath", "BatchTooLarge"),
+    "fs/putFiles": (
+        "SandboxUnavailable",
+        "SandboxRefused",
+        "SandboxRequired",
+        "ForeignPath",
+        "BatchTooLarge",
+    ),
+    "fs/getFiles": (
+        "SandboxUnavailable",
+        "SandboxRefused",
+        "SandboxRequired",
+        "ForeignPath",
+        "BatchTooLarge",
+    ),
     "fs/open": (*_PATH, "HandleRefused", "HandleExists", "NotAFile", "IsADirectory", *_CHANGE, *_SYSTEM),
     "fs/readBlock": ("BlockRefused", "InvalidArgument", "UnknownHandle", "HandleSandbox", "InputOutput"),
     "fs/writeBlock": (
