@@ -313,12 +313,13 @@ class FileSystem(FileRequests):
         """The same files within a sandbox, as a command has one by `run(…, sandbox=…)`.
 
         The daemon enforces the policy in every method of the result. A change that it does not allow is a
-        `SystemFailure` with the errno EROFS; reading a denied file is a `PermissionError`. Relative paths begin
-        at `executor.cwd`, whatever the workspace is. No request is sent here.
+        `SystemFailure` with the errno EROFS; reading a denied file is a `PermissionError`. Relative paths
+        begin at `executor.cwd`, whatever the workspace is. No request is sent here.
 
-        Directly below a writable folder `.git`, `.agents`, `.codex` and `.aws` are read-only, and a missing one
-        is listed as an empty folder (C18); with `ReadOnly()` folders are listed as they are. To replace a file
-        in a folder that cannot be written, `upload` also needs the daemon's temporary folder.
+        Directly below a writable folder `.git`, `.agents`, `.codex` and `.aws` are read-only, and a missing
+        one is listed as an empty folder (`docs/protocol.md`, C18); with `ReadOnly()` folders are listed as
+        they are. To replace a file in a folder that cannot be written, `upload` also needs to write to the
+        daemon's temporary folder.
 
         Args:
             sandbox: a policy, `ReadOnly()` or `WorkspaceWrite(…)`; or the form of the wire
