@@ -90,10 +90,9 @@ FILES = {"file": "old", "secret": "s" * 100}
 def urls(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A daemon that leaves sandboxes to its clients, and one that requires them."""
     folder = tmp_path_factory.mktemp("confined")
-    env = environment | {"XDG_STATE_HOME": str(folder / "state")}
     with (
-        Server(f"unix://{folder}/free", env=env, cwd=folder) as free,
-        Server(f"unix://{folder}/strict", "--require-sandbox", env=env, cwd=folder) as strict,
+        Server(f"unix://{folder}/free", env=environment, cwd=folder) as free,
+        Server(f"unix://{folder}/strict", "--require-sandbox", env=environment, cwd=folder) as strict,
     ):
         yield {"free": free.url, "strict": strict.url}
 
