@@ -324,7 +324,8 @@ class FileSystem(FileRequests):
         Args:
             sandbox: a policy, `ReadOnly()` or `WorkspaceWrite(…)`; or the form of the wire
                 (`docs/protocol.md`, "Sandbox context"). `DangerFullAccess()` sets no limits.
-            workspace: the folder of the policy's workspace; `executor.cwd` by default.
+            workspace: the folder of the policy's workspace, where relative patterns of `deny_read` begin, too;
+                `executor.cwd` by default.
 
         Raises:
             TypeError: `sandbox` is neither.
