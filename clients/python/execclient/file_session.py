@@ -48,7 +48,7 @@ class FileSession(Calls, Protocol):
 class ConfinedCalls:
     """The calls of another object, for files within a sandbox.
 
-    A handle keeps the sandbox of its `fs/open`, and the daemon refuses a block method that sends another one
+    A handle keeps the sandbox of its `fs/open`; the daemon refuses a block method that sends another one
     (`docs/protocol.md`, G14).
 
     Args:

@@ -324,7 +324,7 @@ class FileSystem(FileRequests):
         Args:
             sandbox: a policy, `ReadOnly()` or `WorkspaceWrite(…)`; or the form of the wire
                 (`docs/protocol.md`, "Sandbox context"). `DangerFullAccess()` sets no limits.
-            workspace: the folder of the policy's workspace, where relative patterns of `deny_read` begin, too;
+            workspace: the folder of the policy's workspace, where relative patterns of `deny_read` begin;
                 `executor.cwd` by default.
 
         Raises:
