@@ -51,6 +51,7 @@ _READING = frozenset(
         "fs/readDirectory",
         "fs/walk",
         "fs/digest",
+        "fs/getFiles",
     }
 )
 _BOUND = frozenset({"fs/readBlock", "fs/writeBlock", "fs/close", "fs/watchMissing"})
@@ -106,20 +107,22 @@ def require_limits(sandbox: SandboxContext | None, policy: Policy | None) -> Non
         InvalidRequest: there is no sandbox, files are not limited, or the root folder may be written.
     """
     if sandbox is None:
-        reason = "the request has none"
+        lack = "the request has no `sandbox`"
     elif policy is None or not policy.limits_files:
-        reason = f"that of the request, of type `{sandbox.permissions.type}`, does not limit files"
+        lack = f"the `sandbox` of the request, of type `{sandbox.permissions.type}`, does not limit files"
     elif policy.access("/") is Access.WRITE:
-        reason = "that of the request grants writing to the root folder"
+        lack = "the `sandbox` of the request grants writing to the root folder"
     else:
         return
-    raise InvalidRequest(
-        f"this daemon requires a sandbox (setting require_sandbox), and {reason}: send `sandbox` with "
-        "`permissions` of type `managed` and a `restricted` file system; with the Python library "
-        "sandbox=ReadOnly(), on the command line run --sandbox read-only",
+    error = InvalidRequest(
+        f"this daemon requires a sandbox (setting require_sandbox), and {lack}",
         name="sandbox_required",
         field="sandbox",
     )
+    error.details["reason"] = (
+        "send `sandbox` with `permissions` of type `managed` and a `restricted` file system"
+    )
+    raise error
 
 
 def require_file_limits(handlers: Handlers, tmpdir: str | None) -> Handlers:

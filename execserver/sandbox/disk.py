@@ -158,3 +158,17 @@ def open_without_links(path: str) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), path)
     return fd
+
+
+def may_be_mount_point(path: str) -> bool:
+    """Whether a folder is empty, and so may be the mount point of another command.
+
+    Such a folder disappears with that command, so it has to be acquired like a missing one.
+    """
+    try:
+        with os.scandir(path) as scan:
+            return next(scan, None) is None
+    except OSError:
+        # It was removed meanwhile, so it was a mount point. A folder that cannot be listed is checked later,
+        # when it is acquired.
+        return True

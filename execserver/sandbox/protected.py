@@ -17,7 +17,13 @@ import os
 import stat
 
 from execserver.sandbox import git_files, refused
-from execserver.sandbox.disk import ResolvedPath, replaceable_inside, resolve_path, writable_inside
+from execserver.sandbox.disk import (
+    ResolvedPath,
+    may_be_mount_point,
+    replaceable_inside,
+    resolve_path,
+    writable_inside,
+)
 from execserver.sandbox.policy import PROTECTED_NAMES, Access, is_below
 from execserver.sandbox.tree import Tree
 from execserver.telemetry.logs import Logger
@@ -204,17 +210,3 @@ class _WritableRoot:
                     "replace the link by its target",
                 )
         return place
-
-
-def may_be_mount_point(path: str) -> bool:
-    """Whether a folder is empty, and so may be the mount point of another command.
-
-    Such a folder disappears with that command, so it has to be acquired like a missing one.
-    """
-    try:
-        with os.scandir(path) as scan:
-            return next(scan, None) is None
-    except OSError:
-        # It was removed meanwhile, so it was a mount point. A folder that cannot be listed is checked later,
-        # when it is acquired.
-        return True

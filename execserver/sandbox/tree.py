@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from execserver.sandbox.disk import ResolvedPath, resolve_path, writable_inside
+from execserver.sandbox.disk import ResolvedPath, may_be_mount_point, resolve_path, writable_inside
 from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import Access, depth, is_below
 
@@ -122,10 +122,16 @@ class Tree:
         ]
 
     def add_masks(self, own: DaemonPaths) -> None:
-        """Deny paths regardless of entries for them. Entries for deeper paths still apply."""
+        """Deny paths regardless of entries for them. Entries for deeper paths still apply.
+
+        An empty folder at the path of a file has nothing to hide. It may be the mount point of another
+        sandbox: then it disappears with that, and a mask over it too. Guard it as if it was missing.
+        """
         for path in (*own.folders, *own.files):
             place = resolve_path(path)
-            if place is not None and place.exists:
+            if place is None or not place.exists:
+                continue
+            if path in own.folders or not (place.is_folder and may_be_mount_point(place.path)):
                 self._access[place.path] = Access.DENY
                 self._places[place.path] = place
 

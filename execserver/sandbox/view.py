@@ -24,10 +24,16 @@ from typing import Literal
 import msgspec
 
 from execserver.sandbox import glob_search, refused
-from execserver.sandbox.disk import ResolvedPath, replaceable_inside, resolve_path, writable_inside
+from execserver.sandbox.disk import (
+    ResolvedPath,
+    may_be_mount_point,
+    replaceable_inside,
+    resolve_path,
+    writable_inside,
+)
 from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import PLATFORM_FOLDERS, Access, Policy, Rule, is_below
-from execserver.sandbox.protected import may_be_mount_point, protect
+from execserver.sandbox.protected import protect
 from execserver.sandbox.tree import Bind, Mask, Mount, Symlink, Tmpfs, Tree
 from execserver.telemetry.logs import Logger
 
@@ -335,7 +341,7 @@ class _ViewBuilder:
                     self._tree.narrow(place)
         for path in self._own.files:
             place = self._own_place(path)
-            if place is not None and not place.exists:
+            if place is not None:
                 self._guard(place)
 
     def _own_place(self, path: str) -> ResolvedPath | None:

@@ -77,15 +77,19 @@ def refusal(client: Client, method: str, params: Json) -> Json:
     """The error object of a request, which names the setting and the way out."""
     error = client.reply(client.request(method, params))["error"]
     assert error["code"] == -32600
-    assert error["data"] == {"code": "sandbox_required", "field": "sandbox"}
-    for part in ("require_sandbox", "`sandbox`", "sandbox=ReadOnly()", "--sandbox read-only"):
+    remedy = "send `sandbox` with `permissions` of type `managed` and a `restricted` file system"
+    assert error["data"] == {"code": "sandbox_required", "field": "sandbox", "reason": remedy}
+    for part in ("require_sandbox", "`sandbox`"):
         assert part in error["message"]
     return error["message"]
 
 
 def changes(ws: Path) -> dict[str, Json]:
     """A request for each method that changes files; all succeed in this order."""
-    uri = {name: path_uri(ws / name) for name in ("file", "new", "copy", "moved", "installed", "d", "edited")}
+    uri = {
+        name: path_uri(ws / name)
+        for name in ("file", "new", "copy", "moved", "installed", "d", "edited", "put")
+    }
     return {
         "fs/createDirectory": {"path": uri["d"], "recursive": False},
         "fs/writeFile": {"path": uri["new"], "dataBase64": encode("new")},
@@ -94,6 +98,7 @@ def changes(ws: Path) -> dict[str, Json]:
         "fs/install": {"sourcePath": uri["moved"], "destinationPath": uri["installed"]},
         "fs/setMetadata": {"path": uri["installed"], "permissions": 0o600},
         "fs/applyEdits": {"edits": [{"op": "write", "path": uri["edited"], "dataBase64": encode("e")}]},
+        "fs/putFiles": {"entries": [{"path": uri["put"], "dataBase64": encode("p"), "permissions": 0o644}]},
         "fs/open": {"path": uri["new"], "handleId": "out", "mode": "replace"},
         "fs/remove": {"path": uri["installed"], "recursive": False, "force": False},
     }
@@ -110,6 +115,7 @@ def readings(ws: Path) -> dict[str, Json]:
         "fs/readDirectory": {"path": path_uri(ws)},
         "fs/walk": {"path": path_uri(ws), "options": limits},
         "fs/digest": {"path": file},
+        "fs/getFiles": {"paths": [file]},
         "fs/open": {"path": file, "handleId": "in"},
     }
 
@@ -183,7 +189,7 @@ def test_every_method_changes_files_in_a_sandbox(strict: Client, ws: Path) -> No
     strict.call("fs/writeBlock", {"handleId": "out", "offset": 0, "chunk": encode("block")})
     strict.call("fs/close", {"handleId": "out"})
     visible = sorted(name for name in os.listdir(ws) if not name.startswith("."))
-    assert visible == ["d", "edited", "file", "new"]
+    assert visible == ["d", "edited", "file", "new", "put"]
     assert (ws / "new").read_text() == "block"
 
 

@@ -87,6 +87,37 @@ def test_settings_of_the_daemon_are_not_made_in_a_writable_home(
     shutil.rmtree(home / ".config")
 
 
+@NETWORKS
+def test_settings_of_the_daemon_are_not_made_when_another_sandbox_has_ended(
+    anyones_host: Host, permissions: Json
+) -> None:
+    """An empty folder stands for the missing file as long as one of the sandboxes needs it."""
+    host, tree = anyones_host, anyones_host.tree()
+    home = Path(host.env["HOME"])
+    settings = home / ".config/execserver/config.toml"
+    entries = (READ_ROOT, at(home, "write"))
+    sandbox = tree.context(restricted(*entries, network=permissions["network"]))
+    assert host.shell(tree, f"mkdir -p {settings.parent}").exit_code == 0
+    try:
+        # Its mount points below `out`, which the other one does not have, show when it is released.
+        earlier = tree.context(restricted(*entries, at(tree.out, "write"), network=permissions["network"]))
+        running = host.start(tree, ["/bin/sh", "-c", "echo on; read line"], earlier, pipeStdin=True)
+        running.wait_output(b"on", DEADLINE)
+        assert settings.is_dir()
+        attempts = f"for each in 1 2 3 4 5; do echo x > {settings}; sleep 0.1; done"
+        script = f"echo on; read line; {attempts}; test ! -f {settings}"
+        later = host.start(tree, ["/bin/sh", "-c", script], sandbox, pipeStdin=True)
+        later.wait_output(b"on", DEADLINE)
+        running.write("\n", "1")
+        running.wait_closed()
+        host.client.wait_until(lambda: not (tree.out / ".git").exists(), what="the release of the first")
+        later.write("\n", "1")
+        assert host.finish(later).exit_code == 0
+        assert not settings.is_file()
+    finally:
+        shutil.rmtree(home / ".config")
+
+
 LOCK = (
     "import fcntl, os, time\n"
     "held = [os.open(name, os.O_RDONLY) for name in ('.agents', '.git')]\n"

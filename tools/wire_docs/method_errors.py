@@ -231,6 +231,7 @@ _PATH = (
     "PermissionDenied",
     "InvalidArgument",
 )
+_BATCH = ("SandboxUnavailable", "SandboxRefused", "SandboxRequired", "ForeignPath", "BatchTooLarge")
 _SYSTEM = ("NotADirectory", "TooManyOpenFiles", "InputOutput")
 _CHANGE = ("ReadOnly", "NoSpace")
 _OTHERS = ("OtherSessionRefused", "UnknownOtherSession")
@@ -289,8 +290,8 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
         *_CHANGE,
         *_SYSTEM,
     ),
-    "fs/putFiles": ("SandboxUnavailable", "SandboxRefused", "ForeignPath", "BatchTooLarge"),
-    "fs/getFiles": ("SandboxUnavailable", "SandboxRefused", "ForeignPath", "BatchTooLarge"),
+    "fs/putFiles": _BATCH,
+    "fs/getFiles": _BATCH,
     "fs/open": (*_PATH, "HandleRefused", "HandleExists", "NotAFile", "IsADirectory", *_CHANGE, *_SYSTEM),
     "fs/readBlock": ("BlockRefused", "InvalidArgument", "UnknownHandle", "HandleSandbox", "InputOutput"),
     "fs/writeBlock": (

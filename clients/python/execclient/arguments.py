@@ -184,12 +184,13 @@ def count(value: object, name: str, *, none: str | None = None) -> int | None:
     return value
 
 
-def sandbox(value: Sandbox | None, cwd: str) -> Mapping[str, Json] | None:
-    """The access rights of a command, for the wire; None for no sandbox.
+def sandbox(value: Sandbox | None, workspace: str, name: str = "cwd") -> Mapping[str, Json] | None:
+    """The access rights of a command or of file requests, for the wire; None for no sandbox.
 
     Args:
-        value: a policy, whose workspace is then the working directory; or the form of the wire, unchanged.
-        cwd: the working directory, absolute.
+        value: a policy, or the form of the wire, which is returned unchanged.
+        workspace: the workspace of a policy, absolute.
+        name: the argument that sets the workspace, for errors.
 
     Raises:
         TypeError: it is neither.
@@ -200,9 +201,9 @@ def sandbox(value: Sandbox | None, cwd: str) -> Mapping[str, Json] | None:
     if isinstance(value, type) or not hasattr(value, "context"):
         given = f"the class {value.__name__}" if isinstance(value, type) else _kind(value)
         raise TypeError(f"sandbox is a policy, as ReadOnly() or WorkspaceWrite(), or a mapping, not {given}")
-    if value.writes_workspace and not posixpath.normpath(cwd).strip("/"):
-        raise ValueError("sandbox: with '/' as its workspace all could be written: pass a folder as cwd")
-    return value.context(cwd, [cwd])
+    if value.writes_workspace and not posixpath.normpath(workspace).strip("/"):
+        raise ValueError(f"sandbox: with '/' as its workspace all could be written: pass a folder as {name}")
+    return value.context(workspace, [workspace])
 
 
 def terminal_size(value: object) -> dict[str, int]:

@@ -28,7 +28,8 @@
     ├── PolicyError                policy_error         a file of rules cannot be used
     └── CallFailed                 call_failed          an error response; `wire_code` has its number
         ├── Refused                refused              -32600  the server refuses the request
-        │   └── LineTooLong        line_too_long        -32600  a terminal would cut a line of input
+        │   ├── LineTooLong        line_too_long        -32600  a terminal would cut a line of input
+        │   └── SandboxRequired    sandbox_required     -32600  the daemon requires a sandbox
         ├── UnknownMethod          unknown_method       -32601
         ├── InvalidParams          invalid_params       -32602
         ├── SystemFailure          system_failure       -32603  a failed system call, a failed start
@@ -386,7 +387,7 @@ class CallFailed(ExecServerError):
         method: of the wire.
         wire_code: the code in the response.
         message: the text in the response.
-        reason: of a failed start: the missing or blocking object, if the server reports it.
+        reason: more about the cause, if it is known: of a failed start, the missing or blocking object.
     """
 
     code = "call_failed"
@@ -423,6 +424,25 @@ class LineTooLong(Refused):
     """
 
     code = "line_too_long"
+
+
+class SandboxRequired(Refused):
+    """The daemon has the setting `require_sandbox`, and the request has no sandbox that limits files.
+
+    Nothing was started or changed (`docs/protocol.md`, C8).
+    """
+
+    code = "sandbox_required"
+
+    def __init__(self, method: str, wire_code: int, message: str, reason: str | None = None) -> None:
+        super().__init__(method, wire_code, message, reason)
+        # In place of the reason, which describes the form of the wire.
+        remedy = (
+            "use executor.fs.confined(WorkspaceWrite()) in place of executor.fs"
+            if method.startswith("fs/")
+            else "pass sandbox=ReadOnly() or sandbox=WorkspaceWrite()"
+        )
+        self.args = (f"{method}: {message}: {remedy} ({wire_code})",)
 
 
 class UnknownMethod(CallFailed):
@@ -477,8 +497,8 @@ def call_failed(
         data: the details that execserver adds (`docs/protocol.md`, X15).
     """
     kind = _BY_WIRE_CODE.get(wire_code, CallFailed)
-    if data is not None and data.get("code") == LineTooLong.code:
-        kind = LineTooLong
+    name = None if data is None else data.get("code")
+    kind = next((each for each in (LineTooLong, SandboxRequired) if each.code == name), kind)
     number = os_error_number(message)
     if number is not None:
         kind = _BY_ERRNO.get((kind, number), kind)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, BinaryIO
 from pybase64 import b64decode, b64encode
 
 from execclient import arguments
-from execclient.arguments import AnyPath
+from execclient.arguments import AnyPath, Sandbox
 from execclient.connection.connection import Json
 from execclient.errors import NotFound, ProtocolFault, WalkIncomplete
+from execclient.file_session import ConfinedSession, FileSession
 from execclient.results import Copied, Entry, Progress, Stat, TreeCopied, WalkEntry
-from execclient.session.session import Session
 from execprotocol.limits import (
     MAX_BLOCK_BYTES,
     MAX_WALK_DEPTH,
@@ -41,13 +41,16 @@ ShowProgress = Callable[[Progress], None]
 class FileRequests:
     """The methods of `FileSystem` that are a request or two each."""
 
-    def __init__(self, session: Session, cwd: str) -> None:
+    def __init__(self, session: FileSession, cwd: str, sandbox: Sandbox | None = None) -> None:
         self._session = session
         self._call = session.call
         self._cwd = cwd
+        self._sandbox = sandbox
+        """That of `session`; None for none."""
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} cwd={self._cwd!r}>"
+        sandbox = "" if self._sandbox is None else f" sandbox={self._sandbox!r}"
+        return f"<{type(self).__name__} cwd={self._cwd!r}{sandbox}>"
 
     def uri(self, path: AnyPath) -> str:
         """The URI of a path, for the wire.
@@ -305,6 +308,39 @@ class FileSystem(FileRequests):
     Relative paths are relative to `executor.cwd`. Every method raises `NotFound` for a path that does not
     exist, `Refused` if permission is denied, `SystemFailure` for other failures at the executor.
     """
+
+    def confined(self, sandbox: Sandbox, *, workspace: AnyPath | None = None) -> FileSystem:
+        """The same files within a sandbox, as a command has one by `run(…, sandbox=…)`.
+
+        The daemon enforces the policy in every method of the result. A change that it does not allow is a
+        `SystemFailure` with the errno EROFS; reading a denied file is a `PermissionError`. Relative paths
+        begin at `executor.cwd`, whatever the workspace is. No request is sent here.
+
+        Directly below a writable folder `.git`, `.agents`, `.codex` and `.aws` are read-only, and a missing
+        one is listed as an empty folder (`docs/protocol.md`, C18); with `ReadOnly()` folders are listed as
+        they are. To replace a file in a folder that cannot be written, `upload` also needs to write to the
+        daemon's temporary folder.
+
+        Args:
+            sandbox: a policy, `ReadOnly()` or `WorkspaceWrite(…)`; or the form of the wire
+                (`docs/protocol.md`, "Sandbox context"). `DangerFullAccess()` sets no limits.
+            workspace: the folder of the policy's workspace, where relative patterns of `deny_read` begin;
+                `executor.cwd` by default.
+
+        Raises:
+            TypeError: `sandbox` is neither.
+            ValueError: the workspace is `/`, and the policy allows to write to it; or these files are
+                confined already.
+        """
+        if self._sandbox is not None:
+            raise ValueError("these files have a sandbox already: pass another one to executor.fs.confined")
+        if sandbox is None:
+            raise TypeError("sandbox is None; for no limits, use executor.fs itself or DangerFullAccess()")
+        folder = "" if workspace is None else arguments.path(workspace, "workspace")
+        context = arguments.sandbox(sandbox, os.path.join(self._cwd, folder), "workspace")
+        if context is None:
+            return FileSystem(self._session, self._cwd)
+        return FileSystem(ConfinedSession(self._session, context), self._cwd, sandbox)
 
     async def digest(self, path: AnyPath, size: int | None = None) -> str:
         """The SHA-256 of a file, as 64 hexadecimal digits.

@@ -35,7 +35,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self
 
 import execclient as core
 from execclient import arguments
-from execclient.arguments import AnyPath
+from execclient.arguments import AnyPath, Sandbox
 from execclient.errors import ExecutorClosed, OutputGap
 from execclient.loop_thread import Disposal, LoopCall, LoopThread
 from execclient.output_text import MAX_LINE, LineOptions, begun
@@ -560,6 +560,10 @@ class FileSystem:
     def uri(self, path: AnyPath) -> str:
         """The URI of a path, as it goes over the wire."""
         return self._core.uri(path)
+
+    def confined(self, sandbox: Sandbox, *, workspace: AnyPath | None = None) -> FileSystem:
+        """The same files within a sandbox. Parameters and errors are those in `execclient`."""
+        return FileSystem(self._thread, self._core.confined(sandbox, workspace=workspace))
 
     def __repr__(self) -> str:
         return repr(self._core)

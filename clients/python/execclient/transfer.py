@@ -24,10 +24,18 @@ from pybase64 import b64decode, b64encode
 
 from execclient.arguments import AnyPath, new_id
 from execclient.connection.connection import Json
-from execclient.errors import CallFailed, ExecServerError, NotFound, OutcomeUnknown, TransferFailed
+from execclient.errors import (
+    CallFailed,
+    ExecServerError,
+    NotFound,
+    OutcomeUnknown,
+    TransferFailed,
+    call_failed,
+)
+from execclient.file_session import FileSession
 from execclient.local_files import Attributes, LocalSource, LocalTarget, opened, part_path
 from execclient.results import Copied, Progress, Stat
-from execclient.session.session import Session, cancel
+from execclient.session.session import cancel
 from execprotocol.limits import MAX_BLOCK_BYTES
 
 BLOCKS_AHEAD = 8
@@ -67,7 +75,9 @@ class RemoteFile:
         mode: permission bits of a new file, if the executor supports that.
     """
 
-    def __init__(self, session: Session, uri: str, *, writing: bool = False, mode: int | None = None) -> None:
+    def __init__(
+        self, session: FileSession, uri: str, *, writing: bool = False, mode: int | None = None
+    ) -> None:
         self._session = session
         self._uri = uri
         self._mode = "replace" if writing else "read"
@@ -221,7 +231,7 @@ class Download:
     """
 
     def __init__(
-        self, session: Session, uri: str, path: str, progress: Callable[[Progress], None] | None
+        self, session: FileSession, uri: str, path: str, progress: Callable[[Progress], None] | None
     ) -> None:
         self._session = session
         self._uri = uri
@@ -276,7 +286,7 @@ class Upload:
     """
 
     def __init__(
-        self, files: UploadFiles, session: Session, progress: Callable[[Progress], None] | None
+        self, files: UploadFiles, session: FileSession, progress: Callable[[Progress], None] | None
     ) -> None:
         self._files = files
         self._session = session
@@ -340,10 +350,15 @@ class Upload:
             if not (replaces and mode is not None and folder and _is_not_writable(error)):
                 with suppress(ExecServerError):
                     await self._files.remove(part, missing_ok=True)
-                raise
+                raise _about(error, target) from None
             part = part_path(os.path.join(folder, os.path.basename(target)))
             remote = self._part(part, mode)
-            await remote.open()
+            try:
+                await remote.open()
+            except CallFailed as other:
+                if _is_not_writable(other):
+                    raise _without_room(error, target, folder) from None
+                raise
         except BaseException:
             with suppress(ExecServerError):
                 await self._files.remove(part, missing_ok=True)
@@ -416,6 +431,21 @@ class Upload:
 
     async def _is_moved(self, part: str, target: str, digest: str) -> bool:
         return not await self._files.exists(part) and await self._files.digest(target) == digest
+
+
+def _about(error: CallFailed, target: str) -> CallFailed:
+    """The error of opening a part file, with the path that the caller knows."""
+    error.path = None
+    return error.about(path=target)
+
+
+def _without_room(error: CallFailed, target: str, temporary_folder: str) -> CallFailed:
+    """The error for a target that may be writable, while no part file can be created."""
+    reason = (
+        f"the new content needs a file in {os.path.dirname(target)} or, to be written in place, in "
+        f"{temporary_folder}, and neither can be written"
+    )
+    return call_failed(error.method, error.wire_code, error.message, {"path": target, "reason": reason})
 
 
 def _is_not_writable(error: CallFailed) -> bool:

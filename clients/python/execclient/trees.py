@@ -33,9 +33,10 @@ from execclient.errors import (
     TransferFailed,
     call_failed,
 )
+from execclient.file_session import FileSession
 from execclient.local_files import Attributes
 from execclient.results import Copied, Entry, LeftOut, Progress, Stat, TreeCopied, TreeProgress
-from execclient.session.session import INVALID_VALUE_ERRORS, Session, cancel
+from execclient.session.session import INVALID_VALUE_ERRORS, cancel
 
 SMALL_BYTES = 256 << 10
 """Files up to this size are sent in batches."""
@@ -158,7 +159,7 @@ class TreeTransfer:
     def __init__(
         self,
         files: TreeFiles,
-        session: Session,
+        session: FileSession,
         ignore: Ignore,
         *,
         preserve_times: bool,
@@ -272,7 +273,7 @@ async def side_by_side(jobs: Sequence[Callable[[], Awaitable[None]]]) -> None:
 
 
 async def call_batch(
-    session: Session, method: str, params: Mapping[str, Json], count: int
+    session: FileSession, method: str, params: Mapping[str, Json], count: int
 ) -> list[dict[str, Any]]:
     """Call `fs/putFiles` or `fs/getFiles` for so many entries; the outcome of each.
 

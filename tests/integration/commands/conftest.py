@@ -85,6 +85,18 @@ def execserver(server: Server, tmp_path: Path) -> CommandLine:
     return CommandLine(server.url, folder)
 
 
+@pytest.fixture
+def outside() -> Path:
+    """A folder that no policy makes writable: the folders of a test are below a temporary folder."""
+    found = next(
+        (folder for folder in (Path("/var/lib"), Path("/opt"), Path.home()) if os.access(folder, os.W_OK)),
+        None,
+    )
+    if found is None:
+        pytest.skip("no folder outside of the temporary ones can be written here")
+    return found
+
+
 def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     """Wait for what has no event of its own: the state of another program."""
     deadline = time.monotonic() + seconds

@@ -17,18 +17,6 @@ from tests.support.fs_workers import bubblewrap_works
 pytestmark = pytest.mark.skipif(not bubblewrap_works(), reason="needs bubblewrap and user namespaces")
 
 
-@pytest.fixture
-def outside() -> Path:
-    """A folder that no policy makes writable: the folders of a test are below a temporary folder."""
-    found = next(
-        (folder for folder in (Path("/var/lib"), Path("/opt"), Path.home()) if os.access(folder, os.W_OK)),
-        None,
-    )
-    if found is None:
-        pytest.skip("no folder outside of the temporary ones can be written here")
-    return found
-
-
 def script(execserver: CommandLine, *options: str, code: str) -> tuple[int, str]:
     """Exit status and stderr of a shell script in a workspace."""
     workspace = execserver.folder / "workspace"

@@ -14,15 +14,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from execclient import (
     CallFailed,
     Copied,
     Executor,
+    FileSystem,
     LeftOut,
     NotFound,
     Progress,
+    SandboxRequired,
     Stat,
     TreeCopied,
     TreeProgress,
@@ -30,10 +32,14 @@ from execclient import (
 from execclient.commands.daemon import DaemonOptions
 from execclient.commands.failures import INCOMPLETE, CommandExit, print_message
 from execclient.commands.ps import amount
+from execclient.commands.sandboxes import file_sandbox
 from execclient.commands.signals import Signals
 from execclient.commands.terminal import printable, screen_size
 from execclient.local_files import standard_stream
 from execclient.trees import ignore_function
+
+if TYPE_CHECKING:
+    from execclient.govern.sandbox import SandboxPolicy
 
 REMOTE = ":"
 STREAM = "-"
@@ -54,6 +60,8 @@ class CopyOptions:
     quiet: bool
     exclude: tuple[str, ...] = ()
     """Patterns as in a .gitignore file, of what is left out of directories."""
+    sandbox: SandboxPolicy | None = None
+    """The limits on the daemon's machine; the daemon's working directory is the workspace."""
 
 
 @dataclass(slots=True)
@@ -110,7 +118,7 @@ async def cp(
     report = CopyReport()
     async with daemon.connect() as executor:
         with Signals() as signals:
-            await signals.unless_signalled(_Copier(executor, destination, options, report).copy(sources))
+            await signals.unless_signalled(_copy(executor, sources, destination, options, report))
     report.print()
     if as_json:
         which = {"source": sources[0]} if len(sources) == 1 else {"sources": [*sources]}
@@ -120,6 +128,14 @@ async def cp(
             flush=True,
         )
     return INCOMPLETE if report.left_out else 0
+
+
+async def _copy(
+    executor: Executor, sources: Sequence[str], destination: str, options: CopyOptions, report: CopyReport
+) -> None:
+    sandbox = await file_sandbox(executor, options.sandbox, executor.cwd)
+    files = executor.fs if sandbox is None else executor.fs.confined(sandbox)
+    await _Copier(files, executor.capabilities, destination, options, report).copy(sources)
 
 
 def _check_directions(sources: Sequence[str], destination: str) -> None:
@@ -136,10 +152,15 @@ class _Copier:
     """The copies of one command."""
 
     def __init__(
-        self, executor: Executor, destination: str, options: CopyOptions, report: CopyReport
+        self,
+        files: FileSystem,
+        capabilities: frozenset[str],
+        destination: str,
+        options: CopyOptions,
+        report: CopyReport,
     ) -> None:
-        self._fs = executor.fs
-        self._capabilities = executor.capabilities
+        self._fs = files
+        self._capabilities = capabilities
         self._destination = destination
         self._options = options
         self._report = report
@@ -305,7 +326,7 @@ def _remote_path(path: str) -> str:
 
 @contextmanager
 def _in_errors(path: str, *, tree: bool = False) -> Iterator[None]:
-    """Put the path in front of the daemon's error text. `NotFound` passes through.
+    """Put the path in front of the daemon's error text. `NotFound` and `SandboxRequired` pass through.
 
     Args:
         path: the path.
@@ -313,11 +334,12 @@ def _in_errors(path: str, *, tree: bool = False) -> Iterator[None]:
     """
     try:
         yield
-    except NotFound:
+    except (NotFound, SandboxRequired):
         raise
     except CallFailed as error:
         where = REMOTE + error.path if tree and error.path else path
-        raise CommandExit(f"{where}: {error.message}") from error
+        reason = f": {error.reason}" if error.reason else ""
+        raise CommandExit(f"{where}: {error.message}{reason}") from error
 
 
 # -- progress

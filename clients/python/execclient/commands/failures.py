@@ -18,6 +18,7 @@ from execclient import (
     ConnectionFailed,
     ExecServerError,
     InsecureToken,
+    SandboxRequired,
     SystemFailure,
     UntrustedServer,
 )
@@ -44,6 +45,9 @@ _STATUS_OF_START = {
     "(os error 13)": CANNOT_EXECUTE,  # EACCES
 }
 """The status for the end of a message that the operating system caused (`docs/protocol.md`, I1)."""
+
+SANDBOX_OPTION = "use --sandbox read-only or --sandbox workspace-write"
+"""The way out at a daemon that requires a sandbox: all commands that it refuses have the option."""
 
 FOLDER_REMOVED = "the current directory was removed: change to another one"
 
@@ -84,6 +88,9 @@ def perform(work: Callable[[], Coroutine[None, None, int]]) -> int:
         if str(failure):
             print_message(str(failure))
         return failure.status
+    except SandboxRequired as error:
+        print_message(f"{error.method}: {error.message}; {SANDBOX_OPTION}")
+        return FAILED
     except ExecServerError as error:
         print_message(str(error))
         return NO_DAEMON if _is_unreachable(error) else FAILED

@@ -5,7 +5,16 @@ from __future__ import annotations
 from argparse import BooleanOptionalAction, Namespace
 from pathlib import Path
 
-from execclient.commands.options import Command, add_command, add_daemon, add_json, command_of, daemon_of
+from execclient.commands.options import (
+    Command,
+    add_command,
+    add_daemon,
+    add_json,
+    add_sandbox,
+    command_of,
+    daemon_of,
+    sandbox_of,
+)
 from execprotocol.command_line import Parser
 
 # -- cp, patch
@@ -25,6 +34,11 @@ def _add_cp(parser: Parser) -> None:
         metavar="P",
         help="with -r: leave out what P matches, as in .gitignore; may be repeated",
     )
+    add_sandbox(
+        parser,
+        "limit access to the daemon's machine, or copy nothing; the daemon's working directory is the "
+        "workspace",
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
     add_json(parser)
 
@@ -41,6 +55,7 @@ def _cp(options: Namespace) -> int:
         preserve=options.preserve,
         quiet=options.quiet or options.as_json,
         exclude=tuple(options.exclude),
+        sandbox=sandbox_of(options),
     )
     return perform(
         lambda: copying.cp(daemon_of(options), sources, destination, copied, as_json=options.as_json)
@@ -64,6 +79,10 @@ def _add_patch(parser: Parser) -> None:
     parser.add_argument(
         "--cwd", metavar="D", help="base of relative paths (default: the daemon's working directory)"
     )
+    add_sandbox(
+        parser,
+        "limit access to the daemon's machine, or apply nothing; the directory of --cwd is the workspace",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the diff; change nothing")
     parser.add_argument("--diff", action="store_true", help="print the diff and apply the patch")
     parser.add_argument(
@@ -85,6 +104,7 @@ def _patch(options: Namespace) -> int:
         diff=options.diff,
         color=options.color,
         as_json=options.as_json,
+        sandbox=sandbox_of(options),
     )
     return perform(lambda: patching.patch(daemon_of(options), options.file, applied))
 

@@ -16,6 +16,13 @@ from execprotocol.command_line import Parser
 
 if TYPE_CHECKING:
     from execclient.commands.daemon import DaemonOptions
+    from execclient.govern.sandbox import SandboxPolicy
+
+SANDBOXES = READ_ONLY, WORKSPACE_WRITE, DANGER_FULL_ACCESS = (
+    "read-only",
+    "workspace-write",
+    "danger-full-access",
+)
 
 
 class Command(NamedTuple):
@@ -64,6 +71,45 @@ def daemon_of(options: Namespace) -> DaemonOptions:
     from execclient.commands.daemon import DaemonOptions
 
     return DaemonOptions(options.url, options.token_file)
+
+
+def add_sandbox(parser: Parser, effect: str) -> None:
+    """Add `--sandbox` and `--writable`. `effect` is the help for the first."""
+    parser.add_argument("--sandbox", choices=SANDBOXES, help=effect)
+    parser.add_argument(
+        "--writable",
+        action="append",
+        default=[],
+        metavar="P",
+        help="with workspace-write: another directory that may be written; may be repeated",
+    )
+
+
+def sandbox_of(options: Namespace) -> SandboxPolicy | None:
+    """The policy that `--sandbox`, `--writable` and, if the command has it, `--network` describe."""
+    parser: Parser = options.parser
+    kind, network = options.sandbox, getattr(options, "network", False)
+    if options.writable and kind != WORKSPACE_WRITE:
+        parser.error(f"--writable needs --sandbox {WORKSPACE_WRITE}")
+    if network and kind not in (READ_ONLY, WORKSPACE_WRITE):
+        parser.error(f"--network needs --sandbox {READ_ONLY} or {WORKSPACE_WRITE}")
+    for path in options.writable:
+        if not path.startswith("/"):
+            parser.error(f"--writable: {path!r} is relative; give its absolute path on the daemon's machine")
+        if not path.strip("/"):
+            parser.error(f"--writable: '/' is everything: use --sandbox {DANGER_FULL_ACCESS}")
+    if kind is None:
+        return None
+    from execclient.govern.sandbox import DangerFullAccess, ReadOnly, WorkspaceWrite
+
+    if kind == READ_ONLY:
+        return ReadOnly(network=network)
+    if kind == DANGER_FULL_ACCESS:
+        return DangerFullAccess()
+    try:
+        return WorkspaceWrite(writable_roots=tuple(options.writable), network=network)
+    except ValueError as error:
+        parser.error(f"--writable: {error}")
 
 
 def add_json(parser: Parser) -> None:

@@ -11,11 +11,12 @@ import os
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from execclient import CallFailed, Executor
+from execclient import CallFailed, Executor, SandboxRequired
 from execclient.commands.daemon import DaemonOptions
-from execclient.commands.failures import CommandExit, print_message
+from execclient.commands.failures import SANDBOX_OPTION, CommandExit, print_message
+from execclient.commands.sandboxes import file_sandbox
 from execclient.commands.signals import Signals
 from execclient.commands.terminal import printable
 from execclient.connection.connection import Json
@@ -34,6 +35,9 @@ from execclient.patch import (
     plan_at,
 )
 from execclient.patch.plan import absolute
+
+if TYPE_CHECKING:
+    from execclient.govern.sandbox import SandboxPolicy
 
 STREAM = "-"
 
@@ -55,6 +59,8 @@ class PatchOptions:
     """Whether to print the diff of a patch that is applied, too."""
     color: When
     as_json: bool
+    sandbox: SandboxPolicy | None = None
+    """The limits on the daemon's machine; `cwd` is the workspace."""
 
 
 def patch(daemon: DaemonOptions, file: Path | None, options: PatchOptions) -> Coroutine[None, None, int]:
@@ -93,15 +99,16 @@ async def _patch(daemon: DaemonOptions, text: str, options: PatchOptions) -> int
 
 async def _apply(executor: Executor, parsed: Patch, options: PatchOptions) -> int:
     cwd = executor.cwd if options.cwd is None else await _folder(executor, options.cwd)
+    sandbox = await file_sandbox(executor, options.sandbox, cwd)
     try:
-        plan = await plan_at(executor, parsed, cwd=cwd, entry="command")
+        plan = await plan_at(executor, parsed, cwd=cwd, sandbox=sandbox, entry="command")
     except PatchError as error:
         return _report_error(error, options)
     if options.dry_run:
         _print_plan(plan, options)
         return 0
     try:
-        applied = await apply(plan, executor)
+        applied = await apply(plan, executor, sandbox=sandbox)
     except PatchError as error:
         return _report_error(error, options, done=error.edits)
     _print_applied(applied, options)
@@ -181,6 +188,8 @@ def _report_error(error: PatchError, options: PatchOptions, done: Sequence[Edit]
 def _error_lines(error: PatchError, done: Sequence[Edit] | None) -> Iterable[str]:
     reason = error.reason if isinstance(error, PatchFileError) else ""
     yield f"{error.applet_text}: {reason}" if reason else error.applet_text
+    if isinstance(error.__cause__, SandboxRequired):
+        yield SANDBOX_OPTION
     if isinstance(error, PatchMismatch):
         yield error.repair.describe()
     if done is None:

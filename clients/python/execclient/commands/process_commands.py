@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from typing import TYPE_CHECKING
 
 from execclient.commands import completion, values
 from execclient.commands.options import (
@@ -13,20 +12,13 @@ from execclient.commands.options import (
     add_daemon,
     add_json,
     add_process_id,
+    add_sandbox,
     add_session,
     command_of,
     daemon_of,
+    sandbox_of,
 )
 from execprotocol.command_line import Parser
-
-if TYPE_CHECKING:
-    from execclient.govern.sandbox import SandboxPolicy
-
-SANDBOXES = READ_ONLY, WORKSPACE_WRITE, DANGER_FULL_ACCESS = (
-    "read-only",
-    "workspace-write",
-    "danger-full-access",
-)
 
 # -- run
 
@@ -64,18 +56,7 @@ def _add_run(parser: Parser) -> None:
         metavar="S",
         help="with --timeout: send SIGTERM first, and kill what is left after this time",
     )
-    parser.add_argument(
-        "--sandbox",
-        choices=SANDBOXES,
-        help="limit the command, or do not run it; the working directory is the workspace",
-    )
-    parser.add_argument(
-        "--writable",
-        action="append",
-        default=[],
-        metavar="P",
-        help="with workspace-write: another directory that may be written; may be repeated",
-    )
+    add_sandbox(parser, "limit the command, or do not run it; the working directory is the workspace")
     parser.add_argument("--network", action="store_true", help="with --sandbox: allow the network")
     parser.add_argument("-d", "--detach", action="store_true", help="print the ID and leave it running")
     parser.add_argument(
@@ -96,7 +77,7 @@ def _run(options: Namespace) -> int:
         options.parser.error("--ttl needs --detach: without it, the command ends with this one")
     if options.grace is not None and options.timeout is None:
         options.parser.error("--grace needs --timeout")
-    sandbox = _sandbox(options)
+    sandbox = sandbox_of(options)
     from execclient.commands import run as running
     from execclient.commands.failures import perform
 
@@ -126,32 +107,6 @@ RUN = Command(
     _run,
     options_anywhere=False,
 )
-
-
-def _sandbox(options: Namespace) -> SandboxPolicy | None:
-    parser: Parser = options.parser
-    kind, network = options.sandbox, options.network
-    if options.writable and kind != WORKSPACE_WRITE:
-        parser.error(f"--writable needs --sandbox {WORKSPACE_WRITE}")
-    if network and kind not in (READ_ONLY, WORKSPACE_WRITE):
-        parser.error(f"--network needs --sandbox {READ_ONLY} or {WORKSPACE_WRITE}")
-    for path in options.writable:
-        if not path.startswith("/"):
-            parser.error(f"--writable: {path!r} is relative; give its absolute path on the daemon's machine")
-        if not path.strip("/"):
-            parser.error(f"--writable: '/' is everything: use --sandbox {DANGER_FULL_ACCESS}")
-    if kind is None:
-        return None
-    from execclient.govern.sandbox import DangerFullAccess, ReadOnly, WorkspaceWrite
-
-    if kind == READ_ONLY:
-        return ReadOnly(network=network)
-    if kind == DANGER_FULL_ACCESS:
-        return DangerFullAccess()
-    try:
-        return WorkspaceWrite(writable_roots=tuple(options.writable), network=network)
-    except ValueError as error:
-        parser.error(f"--writable: {error}")
 
 
 def _variables(options: Namespace) -> dict[str, str]:

@@ -16,6 +16,7 @@ from execclient.commands.detached import DetachedSession
 from execclient.commands.durations import clock_time, setting
 from execclient.commands.failures import CommandExit, print_message, start_failure
 from execclient.commands.foreground import Background, Foreground
+from execclient.commands.sandboxes import require_writable
 from execclient.commands.signals import Signals
 from execclient.commands.streams import is_empty_input
 from execclient.commands.terminal import RawTerminal, screen_size
@@ -133,9 +134,7 @@ async def _start(executor: Executor, command: RunOptions, *, stdin: bool) -> Pro
     Raises:
         CommandExit: it cannot be started; has the status that a shell would return.
     """
-    for path in getattr(command.sandbox, "writable_roots", ()):
-        if not await executor.fs.exists(path):  # the daemon would ignore it
-            raise CommandExit(f"--writable: {path}: no such directory on the daemon's machine")
+    await require_writable(executor, command.sandbox)
     try:
         return await executor.start(
             command.argv,

@@ -21,9 +21,10 @@ from pybase64 import b64encode
 
 from execclient.connection.connection import Json
 from execclient.errors import CallFailed, OutcomeUnknown, RequestTooLarge
+from execclient.file_session import Calls
 from execclient.patch.diff import unified_diff
 from execclient.patch.errors import CannotRead, PatchConflict, PatchError, PatchFileError
-from execclient.patch.files import PatchExecutor, RemoteFiles
+from execclient.patch.files import RemoteFiles
 from execclient.patch.model import Edit, EditKind, digest_of
 from execclient.patch.parse import Patch, UpdateFile
 from execclient.patch.plan import EntryPoint, Plan, absolute, touched_paths
@@ -93,7 +94,7 @@ class Applied:
 
 
 async def plan_at(
-    executor: PatchExecutor,
+    executor: Calls,
     patch: Patch,
     *,
     cwd: str,
@@ -147,7 +148,7 @@ async def plan_at(
 
 async def apply(
     plan: Plan,
-    executor: PatchExecutor,
+    executor: Calls,
     *,
     sandbox: Mapping[str, Json] | None = None,
     beyond: Beyond | None = None,
@@ -221,9 +222,7 @@ def _net_changes(edits: Iterable[Edit]) -> list[_Change]:
 class _Run:
     """Carries out one plan."""
 
-    def __init__(
-        self, executor: PatchExecutor, sandbox: Mapping[str, Json] | None, beyond: Beyond | None
-    ) -> None:
+    def __init__(self, executor: Calls, sandbox: Mapping[str, Json] | None, beyond: Beyond | None) -> None:
         self._files = RemoteFiles(executor, sandbox)
         self._beyond = RemoteFiles(executor, None if beyond is None else beyond.sandbox)
         self._beyond_paths = frozenset[str]() if beyond is None else beyond.paths

@@ -4,38 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
-from collections.abc import Mapping
-from typing import Protocol
 
 from pybase64 import b64decode, b64encode
 
 from execclient.connection.connection import Json
 from execclient.errors import CallFailed, NotFound
+from execclient.file_session import ConfinedCalls
 from execclient.patch.errors import CannotRead, PatchFileError
 from execprotocol.path_uri import parse_path_uri, path_to_uri
 
 
-class PatchExecutor(Protocol):
-    """The part of an executor that patches use."""
-
-    @property
-    def capabilities(self) -> frozenset[str]:
-        """The extensions that the daemon serves."""
-
-    async def call(self, method: str, params: Mapping[str, Json], *, limit: float | None = None) -> Json:
-        """Send a request of the wire."""
-
-
-class RemoteFiles:
-    """Single files of an executor."""
-
-    def __init__(self, executor: PatchExecutor, sandbox: Mapping[str, Json] | None) -> None:
-        self._executor = executor
-        self._sandbox = {} if sandbox is None else {"sandbox": sandbox}
-
-    async def call(self, method: str, params: Mapping[str, Json]) -> Json:
-        """Send a request within the sandbox."""
-        return await self._executor.call(method, {**params, **self._sandbox})
+class RemoteFiles(ConfinedCalls):
+    """Single files of an executor, within a sandbox if there is one."""
 
     async def _on(self, method: str, path: str, **params: Json) -> Json:
         return await self.call(method, {"path": path_to_uri(path), **params})
@@ -80,7 +60,7 @@ class RemoteFiles:
     async def digest(self, path: str) -> str | None:
         """The SHA-256 of the file; None if nothing is there."""
         try:
-            if "fs/digest" in self._executor.capabilities:
+            if "fs/digest" in self.capabilities:
                 return str((await self._on("fs/digest", path))["sha256"])
             result = await self._on("fs/readFile", path)
         except NotFound:
