@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,22 +16,14 @@ from execclient.commands.detached import DetachedSession
 from execclient.commands.durations import clock_time, setting
 from execclient.commands.failures import CommandExit, print_message, start_failure
 from execclient.commands.foreground import Background, Foreground
-from execclient.commands.sandboxes import require_writable
+from execclient.commands.sandboxes import report_denial, require_writable
 from execclient.commands.signals import Signals
 from execclient.commands.streams import is_empty_input
 from execclient.commands.terminal import RawTerminal, screen_size
-from execclient.connection.connection import Json
 from execprotocol.trust import UntrustedError
 
 if TYPE_CHECKING:
     from execclient.govern.sandbox import SandboxPolicy
-
-
-_WAYS_OUT = {
-    "read-only": "; --sandbox workspace-write allows to write to the working directory",
-    "workspace-write": "; --writable DIR allows to write to a directory",
-}
-"""The options with which a sandbox allows more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +67,7 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
                 background.append(terminal.follow_size(foreground.resize))
         status = await foreground.run_until_exit(signals, *background)
         if process.exit_code and command.sandbox is not None:
-            _report_denial(process.denial, command.sandbox.kind)
+            report_denial(process.denial, command.sandbox.kind)
         if command.as_json:
             seconds = round(time.monotonic() - begin, 3)
             denial = {} if command.sandbox is None else {"denial": process.denial}
@@ -154,23 +146,6 @@ async def _start(executor: Executor, command: RunOptions, *, stdin: bool) -> Pro
         if command.cwd is not None and not await _is_folder(executor, command.cwd):
             raise CommandExit(f"{command.cwd}: not a directory on the daemon's machine") from error
         raise start_failure(command.argv[0], error) from error
-
-
-def _report_denial(denial: Mapping[str, Json] | None, sandbox: str) -> None:
-    """Report what the sandbox denied, if the daemon has evidence (`docs/protocol.md`, X7)."""
-    for evidence in (denial or {}).get("evidence", ())[:1]:
-        if "protectedPath" in evidence:
-            path = evidence["protectedPath"]
-            denied = (
-                f"{path} is protected, because programs outside of the sandbox run its hooks or trust its "
-                f"settings; once it exists, --writable {path} allows it"
-            )
-        else:
-            denied = {
-                "network": "the network; --network allows it",
-                "signal": "a system call",
-            }.get(evidence["kind"], f"{evidence.get('path', 'a file')}{_WAYS_OUT.get(sandbox, '')}")
-        print_message(f"likely denied by the sandbox ({sandbox}): {denied}")
 
 
 async def _is_folder(executor: Executor, path: str) -> bool:

@@ -6,11 +6,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from execclient import Executor, arguments
-from execclient.commands.failures import CommandExit
+from execclient.commands.failures import CommandExit, print_message
 from execclient.connection.connection import Json
 
 if TYPE_CHECKING:
     from execclient.govern.sandbox import SandboxPolicy
+
+_WAYS_OUT = {
+    "read-only": "; --sandbox workspace-write allows to write to the working directory",
+    "workspace-write": "; --writable DIR allows to write to a directory",
+}
+"""The options with which a sandbox allows more."""
 
 
 async def require_writable(executor: Executor, policy: SandboxPolicy | None) -> None:
@@ -47,3 +53,20 @@ async def file_sandbox(
             f"--sandbox: the workspace would be {workspace}, and everything writable: name the directories "
             "that may be written with --writable"
         ) from error
+
+
+def report_denial(denial: Mapping[str, Json] | None, sandbox: str) -> None:
+    """Report what the sandbox denied, if the daemon has evidence (`docs/protocol.md`, X7)."""
+    for evidence in (denial or {}).get("evidence", ())[:1]:
+        if "protectedPath" in evidence:
+            path = evidence["protectedPath"]
+            denied = (
+                f"{path} is protected, because programs outside of the sandbox run its hooks or trust its "
+                f"settings; once it exists, --writable {path} allows it"
+            )
+        else:
+            denied = {
+                "network": "the network; --network allows it",
+                "signal": "a system call",
+            }.get(evidence["kind"], f"{evidence.get('path', 'a file')}{_WAYS_OUT.get(sandbox, '')}")
+        print_message(f"likely denied by the sandbox ({sandbox}): {denied}")
