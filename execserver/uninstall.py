@@ -25,6 +25,7 @@ from pathlib import Path
 
 import psutil
 
+from execprotocol.command_line import printable
 from execprotocol.trust import owner_name
 from execserver.configuration.model import Settings
 from execserver.edits import journal
@@ -231,8 +232,7 @@ def run(settings: Settings, environment: Mapping[str, str], *, dry_run: bool, wi
 
 
 def _print(text: str, *, error: bool = False) -> None:
-    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-    print(shown, file=sys.stderr if error else sys.stdout)
+    print(printable(text), file=sys.stderr if error else sys.stdout)
 
 
 def _program_removal() -> str:

@@ -151,7 +151,9 @@ def test_the_relay_is_started_as_its_command_line_has_it(relay: Unit) -> None:
     words = line.replace("%S", "/var/lib").split()
 
     options = vars(relay_command._parser().parse_args(words[2:]))
-    settings = RelaySettings.parse(**{k: v for k, v in options.items() if k not in ("run", "command", "parser")})
+    settings = RelaySettings.parse(
+        **{k: v for k, v in options.items() if k not in ("run", "command", "parser")}
+    )
 
     assert words[:2] == ["/usr/bin/execserver", "relay"]
     assert settings.state_dir == Path("/var/lib") / relay["Service.StateDirectory"][0]

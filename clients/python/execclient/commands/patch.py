@@ -17,7 +17,6 @@ from execclient import CallFailed, Executor
 from execclient.commands.daemon import DaemonOptions
 from execclient.commands.failures import CommandExit, print_message
 from execclient.commands.signals import Signals
-from execclient.commands.terminal import printable
 from execclient.connection.connection import Json
 from execclient.patch import (
     Applied,
@@ -34,6 +33,7 @@ from execclient.patch import (
     plan_at,
 )
 from execclient.patch.plan import absolute
+from execprotocol.command_line import printable
 
 STREAM = "-"
 
