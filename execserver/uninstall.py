@@ -48,7 +48,8 @@ _PARTS = (
     "probe-*",
     "execserver",
 )
-"""What a daemon makes in its state folder: all that is removed from one that the user has named."""
+"""The names that a daemon makes in its state folder. In a folder that the user has named, only these are
+removed."""
 
 
 @dataclass(frozen=True, slots=True)
