@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import report
-from benchmarks.compare import MOST_ROUNDS, time_limit
+from benchmarks.compare import rounds_of, time_limit
 from benchmarks.server import ServerUnderTest
 from tests.support.slow_line import End, slow_line
 from tests.support.ssh_server import PROGRAMS, OtherMachine, missing_programs, ssh_server
@@ -279,13 +279,6 @@ def _markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(escaped)} |".replace("  ", " ")
 
 
-def _rounds(text: str) -> int:
-    rounds = int(text)
-    if not 1 <= rounds <= MOST_ROUNDS:
-        raise argparse.ArgumentTypeError(f"between 1 and {MOST_ROUNDS}")
-    return rounds
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run it; the exit status."""
     parser = argparse.ArgumentParser(
@@ -294,7 +287,7 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--rounds", type=_rounds, help=f"default: {START_ROUNDS} of commands, {TREE_ROUNDS} of trees"
+        "--rounds", type=rounds_of, help=f"default: {START_ROUNDS} of commands, {TREE_ROUNDS} of trees"
     )
     parser.add_argument("--only", choices=PARTS, help="default: both")
     parser.add_argument("--quick", action="store_true", help="few files, for trying things out")

@@ -247,7 +247,8 @@ def _transports(text: str) -> tuple[Transport, ...]:
     return cast("tuple[Transport, ...]", names)
 
 
-def _rounds(text: str) -> int:
+def rounds_of(text: str) -> int:
+    """The value of `--rounds`."""
     rounds = int(text)
     if not 1 <= rounds <= MOST_ROUNDS:
         raise argparse.ArgumentTypeError(f"between 1 and {MOST_ROUNDS}")
@@ -269,7 +270,7 @@ def _parser() -> argparse.ArgumentParser:
         "--transport", type=_transports, default=_transports("stdio,ws,unix"), help="default: stdio,ws,unix"
     )
     parser.add_argument("--only", type=_chosen, default=WORKLOADS, metavar="NAME,…", help="workloads or rows")
-    parser.add_argument("--rounds", type=_rounds, default=ROUNDS, help="default: %(default)s")
+    parser.add_argument("--rounds", type=rounds_of, default=ROUNDS, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="small sizes, for trying things out")
     parser.add_argument("--with-spool", action="store_true", help="targets of output that is kept on disk")
     parser.add_argument(

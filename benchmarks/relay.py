@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks import relay_crowd, relay_traffic, report
-from benchmarks.compare import MOST_ROUNDS, ROUNDS, time_limit
+from benchmarks.compare import ROUNDS, rounds_of, time_limit
 from benchmarks.relay_traffic import Way, Ways
 from benchmarks.result import spread
 from benchmarks.workloads.model import Measured, Row
@@ -205,13 +205,6 @@ def _write_json(path: Path, results: list[Result], rounds: int, quick: bool) -> 
     path.write_text(json.dumps({"run": run, "machine": report.machine(), "rows": rows}, indent=1) + "\n")
 
 
-def _rounds(text: str) -> int:
-    rounds = int(text)
-    if not 1 <= rounds <= MOST_ROUNDS:
-        raise argparse.ArgumentTypeError(f"between 1 and {MOST_ROUNDS}")
-    return rounds
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run it; the exit status."""
     parser = argparse.ArgumentParser(
@@ -219,7 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=_rounds, default=ROUNDS, help="of traffic; default: %(default)s")
+    parser.add_argument("--rounds", type=rounds_of, default=ROUNDS, help="of traffic; default: %(default)s")
     parser.add_argument("--only", choices=PARTS, help="default: both")
     parser.add_argument("--quick", action="store_true", help="small sizes, for trying things out")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every value of every round")

@@ -1,4 +1,4 @@
-"""execserver: a JSON-RPC daemon that runs commands and touches files for AI agents.
+"""execserver: a JSON-RPC daemon that runs commands and edits files for AI agents.
 
 This module imports nothing, so that the supervisor starts in milliseconds
 (`docs/explanation/architecture.md`).

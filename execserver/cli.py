@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from execserver.sandbox.diagnostics.mechanisms import Check
     from execserver.sandbox.sandboxes import Sandboxes
 
-_DESCRIPTION = "Runs commands and touches files on behalf of AI agents, over JSON-RPC."
+_DESCRIPTION = "Runs commands and edits files on behalf of AI agents, over JSON-RPC."
 _SHOW_DESCRIPTION = """\
 Print the settings that `execserver serve` would use with the same flags in the same environment, each
 with the flag, variable or line of the file that it comes from. Secrets are not printed."""

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import psutil
 
+from execprotocol.command_line import printable
 from execprotocol.trust import owner_name
 from execserver.configuration.model import Settings
 from execserver.edits import journal
@@ -47,7 +48,8 @@ _PARTS = (
     "probe-*",
     "execserver",
 )
-"""What a daemon makes in its state folder: all that is removed from one that the user has named."""
+"""The names that a daemon makes in its state folder. In a folder that the user has named, only these are
+removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +233,7 @@ def run(settings: Settings, environment: Mapping[str, str], *, dry_run: bool, wi
 
 
 def _print(text: str, *, error: bool = False) -> None:
-    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-    print(shown, file=sys.stderr if error else sys.stdout)
+    print(printable(text), file=sys.stderr if error else sys.stdout)
 
 
 def _program_removal() -> str:

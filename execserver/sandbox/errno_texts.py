@@ -132,7 +132,7 @@ class ErrnoText:
     """The part after the errno text and all its other spellings."""
 
     line: str
-    """The line without colour codes; a very long line is cut around the errno text."""
+    """The line without color codes; a very long line is cut around the errno text."""
 
     above: Sequence[str]
     """Up to four lines above that are not blank; the nearest is last."""

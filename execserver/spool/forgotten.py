@@ -1,4 +1,4 @@
-"""How the processes ended that the daemon no longer keeps, for commands that ask for one later.
+"""The ends of processes that the daemon no longer keeps, for commands that ask for one later.
 
 Their output is gone. The newest of each reason are kept for a day. A busy client, which ends many sessions,
 does not displace the processes that a person has detached: their sessions expire, which is another reason.

@@ -125,7 +125,7 @@ def release_stdio() -> None:
 
 
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(10), *range(11, 32), *range(127, 160))}
-"""What could control a terminal, in the name of a file for example."""
+"""Control characters, which the name of a file may have and a terminal would obey."""
 
 
 def report(text: str) -> None:

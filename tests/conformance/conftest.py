@@ -10,6 +10,8 @@ too. `@pytest.mark.transports("ws")` picks others.
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,9 +23,9 @@ from tests.support.wire import Client
 
 ONE_TRANSPORT = frozenset(
     {
-        "test_causes", "test_control", "test_edits", "test_environment_policy", "test_files", "test_handles",
-        "test_http_network", "test_processes", "test_sandbox", "test_sandbox_files", "test_sandbox_processes",
-        "test_survive", "test_tty", "test_walk", "test_watch",
+        "test_batches", "test_causes", "test_control", "test_edits", "test_environment_policy", "test_files",
+        "test_handles", "test_http_network", "test_processes", "test_sandbox", "test_sandbox_files",
+        "test_sandbox_processes", "test_survive", "test_tty", "test_walk", "test_watch",
     }
 )  # fmt: skip
 """Modules whose subject lies behind the decoded message, where the framing is forgotten (`tests/e2e` has some
@@ -109,3 +111,19 @@ def serve() -> Iterator[Serve]:
     yield start
     for origin in origins:
         origin.close()
+
+
+@pytest.fixture
+def irreplaceable(here: Path) -> Iterator[Path]:
+    """A file that may be written and not replaced: for root a mount point, else one in a closed folder."""
+    (here / "closed").mkdir()
+    target = here / "closed" / "file"
+    target.write_text("old")
+    if os.geteuid() == 0:
+        (here / "elsewhere").write_text("old")
+        subprocess.run(["mount", "--bind", here / "elsewhere", target], check=True)
+    (here / "closed").chmod(0o555)
+    yield target
+    (here / "closed").chmod(0o755)
+    if os.geteuid() == 0:
+        subprocess.run(["umount", target], check=True)

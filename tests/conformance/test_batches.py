@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,22 +115,6 @@ def test_modes_and_times_of_new_and_replaced_files(client: Client, here: Path) -
         assert (here / f"other {keep_mode}").read_text() == "old"
         (here / f"other {keep_mode}").unlink()
     assert (here / "link").is_symlink()
-
-
-@pytest.fixture
-def irreplaceable(here: Path) -> Iterator[Path]:
-    """A file that may be written and not replaced: for root a mount point, else one in a closed folder."""
-    (here / "closed").mkdir()
-    target = here / "closed" / "file"
-    target.write_text("old")
-    if os.geteuid() == 0:
-        (here / "elsewhere").write_text("old")
-        subprocess.run(["mount", "--bind", here / "elsewhere", target], check=True)
-    (here / "closed").chmod(0o555)
-    yield target
-    (here / "closed").chmod(0o755)
-    if os.geteuid() == 0:
-        subprocess.run(["umount", target], check=True)
 
 
 @pytest.mark.statement("F61", "F49")

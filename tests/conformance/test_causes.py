@@ -218,13 +218,13 @@ def test_a_stopped_process_hears_of_its_limit(extended: Client) -> None:
 @pytest.mark.statement("P24", "X8")
 def test_a_confined_process_has_a_grace_too(extended: Client) -> None:
     process = extended.shell(TRAPPED, sandbox=context(READ_ONLY), timeoutMs=2000, graceMs=60_000)
-    assert end_of(process) == (3, "timeout")
     stubborn = extended.shell(
         "trap '' TERM; echo; while :; do sleep 0.05; done",
         sandbox=context(READ_ONLY),
-        timeoutMs=1000,
+        timeoutMs=1500,
         graceMs=300,
     )
+    assert end_of(process) == (3, "timeout")
     assert end_of(stubborn) == (137, "timeout")
 
 
@@ -263,14 +263,14 @@ def test_a_grace_goes_on_after_a_take_over(endpoint: Endpoint, here: Path, ends:
     private = endpoint.private()
     first = private.connect(extensions=True)
     script = f"trap 'echo told' TERM; while :; do sleep 0.05; test -e {here}/go && exit 4; done"
-    old = first.shell(script, timeoutMs=700, graceMs=60_000 if ends else 2500)
+    begin = time.monotonic()
+    old = first.shell(script, timeoutMs=700, graceMs=60_000 if ends else 2000)
     old.wait_output(b"told\n")
-    warned = time.monotonic()
     kill_server(private)
     if ends:
         (here / "go").touch()
     assert wait_gone(old.started["pid"], 15)
-    assert ends or time.monotonic() - warned >= 2.3
+    assert ends or time.monotonic() - begin >= 2.7
     assert cause_after_resume(private, first.session_id, old.id) == (4 if ends else 137, "timeout")
 
 
@@ -278,15 +278,14 @@ def test_a_grace_goes_on_after_a_take_over(endpoint: Endpoint, here: Path, ends:
 @pytest.mark.transports("unix")
 def test_the_grace_of_descendants_goes_on_after_a_take_over(endpoint: Endpoint) -> None:
     private = endpoint.private()
-    process = private.connect(extensions=True).shell(
-        f'setsid sh -c "{DEAF}" & wait', timeoutMs=1000, graceMs=3000
-    )
+    client = private.connect(extensions=True)
+    begin = time.monotonic()
+    process = client.shell(f'setsid sh -c "{DEAF}" & wait', timeoutMs=1000, graceMs=2000)
     descendant = int(process.wait_output(b"\n").split()[0])
     process.wait_exited()
-    warned = time.monotonic()
     kill_server(private)
     assert wait_gone(descendant, 15)
-    assert time.monotonic() - warned >= 2.5
+    assert time.monotonic() - begin >= 3
 
 
 @pytest.mark.statement("P24")

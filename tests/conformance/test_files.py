@@ -8,9 +8,7 @@ import os
 import random
 import socket
 import stat
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -749,22 +747,6 @@ def test_the_digest_of_a_beginning(client: Client, here: Path) -> None:
     for size, data in ((5, b"hello"), (0, b""), (99, b"hello and more")):
         found = client.call("fs/digest", {"path": path_uri(here / "f"), "size": size})
         assert found == {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
-
-
-@pytest.fixture
-def irreplaceable(here: Path) -> Iterator[Path]:
-    """A file that may be written and not replaced: for root a mount point, else one in a closed folder."""
-    (here / "closed").mkdir()
-    target = here / "closed" / "file"
-    target.write_text("old")
-    if os.geteuid() == 0:
-        (here / "elsewhere").write_text("old")
-        subprocess.run(["mount", "--bind", here / "elsewhere", target], check=True)
-    (here / "closed").chmod(0o555)
-    yield target
-    (here / "closed").chmod(0o755)
-    if os.geteuid() == 0:
-        subprocess.run(["umount", target], check=True)
 
 
 @pytest.mark.statement("F49", "X14")

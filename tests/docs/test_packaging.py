@@ -75,6 +75,11 @@ def test_both_have_one_version_and_the_server_requires_it() -> None:
     assert all(each.endswith(f"]=={version}") for each in pins)
 
 
+def test_the_readme_of_the_client_lists_its_extras() -> None:
+    listed = re.findall(r"^\| `(\w+)` \|", (CLIENT.parent / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(project(CLIENT)["optional-dependencies"])
+
+
 def test_both_have_one_licence_and_say_the_same_of_themselves() -> None:
     server, client = project(SERVER), project(CLIENT)
     for name in ("license", "license-files", "authors", "keywords", "requires-python"):

@@ -70,10 +70,10 @@ def test_on_a_terminal_lines_are_for_people() -> None:
     assert all(line.isprintable() for line in (first, *rest))
 
 
-def test_on_a_terminal_lines_are_coloured_unless_asked_not_to() -> None:
-    coloured = logged("terminal")
-    assert "\x1b[" in coloured
-    assert TEXT_LINE.fullmatch(lines(re.sub(r"\x1b\[[0-9;]*m", "", coloured))[0])
+def test_on_a_terminal_lines_are_colored_unless_asked_not_to() -> None:
+    colored = logged("terminal")
+    assert "\x1b[" in colored
+    assert TEXT_LINE.fullmatch(lines(re.sub(r"\x1b\[[0-9;]*m", "", colored))[0])
 
 
 @pytest.mark.parametrize("stderr", ["pipe", "file"])
@@ -84,7 +84,7 @@ def test_elsewhere_lines_are_json(stderr: str) -> None:
 
 def test_either_can_be_asked_for_everywhere() -> None:
     assert json.loads(lines(logged("terminal", "--log-format", "json"))[0])["event"] == "ready"
-    assert TEXT_LINE.fullmatch(lines(logged("pipe", EXECSERVER_LOG_FORMAT="text"))[0])  # and no colours
+    assert TEXT_LINE.fullmatch(lines(logged("pipe", EXECSERVER_LOG_FORMAT="text"))[0])  # and no colors
 
 
 def test_a_relay_does_the_same(tmp_path: Path) -> None:

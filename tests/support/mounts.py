@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.support.wire import PATIENCE
 
 # Mounts in a namespace of its own, and stays alive until its standard input ends.
 _MOUNT = """
@@ -66,3 +69,20 @@ def mounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
             return Path(f"/proc/{keeper.pid}/root{target}")
 
         yield do_mount
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A new folder with a disk of one MiB, for root."""
+    if os.geteuid() != 0:
+        pytest.skip("a mount in this namespace needs root")
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        # The server may still be at work on requests whose client is gone.
+        deadline = time.monotonic() + PATIENCE
+        while subprocess.run(["umount", folder], capture_output=True, check=False).returncode:
+            assert time.monotonic() < deadline, f"{folder} stays in use"
+            time.sleep(0.02)

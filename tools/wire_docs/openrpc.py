@@ -32,7 +32,7 @@ _SCHEMAS = "#/components/schemas/"
 _ERRORS = "#/components/errors/"
 
 _ABOUT = """\
-Runs commands and touches files on one machine for programs elsewhere, such as AI agents.
+Runs commands and edits files on one machine for programs elsewhere, such as AI agents.
 
 A connection begins with the request `initialize` and the notification `initialized`. Parameters are an \
 object, or an array of all members in the order given here, where null stands for a member whose default \

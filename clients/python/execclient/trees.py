@@ -1,4 +1,4 @@
-"""What both directions of a tree's transfer share (`tree_upload.py`, `tree_download.py`).
+"""The common parts of both directions of a tree's transfer (`tree_upload.py`, `tree_download.py`).
 
 Rules kept in this file:
 
@@ -154,7 +154,7 @@ class _Budget:
 
 
 class TreeTransfer:
-    """What both directions share: the result, the progress, and the copy of single files."""
+    """The common parts of both directions: the result, the progress, and the copy of single files."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""The argument parser of all commands: the daemon's, the relay's and the client's.
+"""The argument parser of all commands: the daemon's, the relay's and the client's; and text that is safe to
+print.
 
 Exit status 2 for a command line that is not valid.
 """
@@ -68,3 +69,17 @@ def expanded(argv: Sequence[str]) -> list[str]:
         case ["version", *_]:
             return ["--version"]
     return list(argv)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """The text with every invisible character escaped, such as `\\x1b`.
+
+    Invisible are control characters, marks for the direction of writing, separators other than the blank, and
+    lone surrogates. All text that commands of the client print passes through this function, except for the
+    output of a process in `run`, `attach` and `logs`.
+
+    Args:
+        text: any text of another program, such as a path.
+        keep: characters that are not escaped, such as line ends.
+    """
+    return "".join(each if each.isprintable() or each in keep else repr(each)[1:-1] for each in text)

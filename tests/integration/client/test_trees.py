@@ -6,10 +6,9 @@ import asyncio
 import os
 import signal
 import stat
-import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,8 @@ from execclient import (
 )
 from tests.conftest import StartServer
 from tests.integration.client.test_transfer_modes import OF_THIS_VERSION
-from tests.integration.commands.conftest import until
 from tests.support.cutting_proxy import Cut, cutting
+from tests.support.mounts import small_disk
 
 BATCHES = {"fs/putFiles", "fs/getFiles"}
 KIB = 1 << 10
@@ -521,20 +520,6 @@ async def test_a_server_that_is_killed_on_the_way_costs_no_file(
     assert killed
     assert copied.left_out == []
     assert found_in(tmp_path / "copy") == found_in(source)
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A disk of one MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("a mount in this namespace needs root")
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
-    try:
-        yield folder
-    finally:
-        # The server may still be at work on requests whose client has given up.
-        until(lambda: subprocess.run(["umount", folder], capture_output=True, check=False).returncode == 0)
 
 
 @pytest.mark.parametrize("url", ["unix"], indirect=True)

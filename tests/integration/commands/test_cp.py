@@ -4,13 +4,13 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pexpect
 import pytest
 
 from tests.integration.commands.conftest import EXECSERVER, CommandLine, until
+from tests.support.mounts import small_disk
 
 DATA = os.urandom(3_500_000)
 
@@ -278,20 +278,15 @@ def test_one_file_that_cannot_be_copied_does_not_end_the_copy_of_a_tree(
 
 
 def test_a_full_disk_ends_the_copy_of_a_tree(execserver: CommandLine, there: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("a mount in this namespace needs root")
     (execserver.folder / "tree").mkdir()
     for number in range(50):
         (execserver.folder / "tree" / f"{number}").write_bytes(bytes(40_000))
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", there], check=True)
-    try:
-        done = execserver("cp", "-r", "tree", f":{there}/tree")
-        whole = [path.stat().st_size for path in (there / "tree").iterdir()]
-    finally:
-        subprocess.run(["umount", there], check=True)
+    with small_disk(there / "disk") as disk:
+        done = execserver("cp", "-r", "tree", f":{disk}/tree")
+        whole = [path.stat().st_size for path in (disk / "tree").iterdir()]
 
     assert done.returncode == 125
-    assert done.stderr.startswith(f"execserver: :{there}/tree/".encode())
+    assert done.stderr.startswith(f"execserver: :{disk}/tree/".encode())
     assert done.stderr.endswith(b": No space left on device (os error 28)\n")
     assert set(whole) == {40_000}
 

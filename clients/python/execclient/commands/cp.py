@@ -31,12 +31,13 @@ from execclient import (
 )
 from execclient.commands.daemon import DaemonOptions
 from execclient.commands.failures import INCOMPLETE, CommandExit, print_message
-from execclient.commands.ps import amount
 from execclient.commands.sandboxes import file_sandbox
 from execclient.commands.signals import Signals
-from execclient.commands.terminal import printable, screen_size
+from execclient.commands.terminal import screen_size
+from execclient.commands.values import amount
 from execclient.local_files import standard_stream
 from execclient.trees import ignore_function
+from execprotocol.command_line import printable
 
 if TYPE_CHECKING:
     from execclient.govern.sandbox import SandboxPolicy

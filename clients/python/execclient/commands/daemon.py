@@ -11,8 +11,8 @@ from pathlib import Path
 
 from execclient import Executor, Refused, SessionAttached, SessionLost, UnknownMethod, connect
 from execclient.commands.detached import DetachedSession, recorded
-from execclient.commands.durations import clock_time, rough_duration, setting
 from execclient.commands.failures import CommandExit, print_message
+from execclient.commands.values import chosen_duration, clock_time, rough_duration
 from execclient.connection.connection import Json
 
 SESSIONS_AT_A_TIME = 16
@@ -254,8 +254,8 @@ def _record_text(record: DetachedSession) -> str:
     if record.ttl is None:
         return begin
     return (
-        f"{begin}: the daemon keeps it for {setting(record.ttl)} without a client (`run --detach --ttl`), "
-        "and not beyond its own restart"
+        f"{begin}: the daemon keeps it for {chosen_duration(record.ttl)} without a client "
+        "(`run --detach --ttl`), and not beyond its own restart"
     )
 
 
@@ -269,8 +269,8 @@ def _forgotten_text(entry: Listed) -> str:
     if entry["reason"] == "sessionEnded":
         return f"the session of {process_id} was ended by its client {when}; {end}"
     return (
-        f"the session of {process_id} ended {when}, after {setting(entry['sessionTtlMs'] / 1000)} without a "
-        f"client; {end}. For a longer time: execserver run --detach --ttl"
+        f"the session of {process_id} ended {when}, after {chosen_duration(entry['sessionTtlMs'] / 1000)} "
+        f"without a client; {end}. For a longer time: execserver run --detach --ttl"
     )
 
 

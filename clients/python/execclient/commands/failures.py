@@ -22,7 +22,7 @@ from execclient import (
     SystemFailure,
     UntrustedServer,
 )
-from execclient.commands.terminal import printable
+from execprotocol.command_line import printable
 
 INCOMPLETE = 1
 """Part of the work could not be done; a message was printed for each part."""

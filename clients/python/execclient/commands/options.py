@@ -1,4 +1,4 @@
-"""What a command of the client is, and the options that several of them have.
+"""The type of the client's commands, and the options that several of them have.
 
 Only argparse is imported here and in the modules with the commands; what a command needs is imported when it
 is run. So `--help` and the message about a misspelled option take hardly longer than the start of Python.
@@ -33,7 +33,7 @@ class Command(NamedTuple):
     description: str
     """The text of its own help."""
     usage: str
-    """What follows its name in its help."""
+    """The usage in its help, without its name."""
     add_options: Callable[[Parser], None]
     perform: Callable[[Namespace], int]
     """Runs the command; returns the exit status. `Namespace.parser` is the parser, for errors."""

@@ -18,7 +18,6 @@ from execclient.commands.daemon import DaemonOptions
 from execclient.commands.failures import SANDBOX_OPTION, CommandExit, print_message
 from execclient.commands.sandboxes import file_sandbox
 from execclient.commands.signals import Signals
-from execclient.commands.terminal import printable
 from execclient.connection.connection import Json
 from execclient.patch import (
     Applied,
@@ -35,6 +34,7 @@ from execclient.patch import (
     plan_at,
 )
 from execclient.patch.plan import absolute
+from execprotocol.command_line import printable
 
 if TYPE_CHECKING:
     from execclient.govern.sandbox import SandboxPolicy

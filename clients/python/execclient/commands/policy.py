@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from execclient.commands.failures import CommandExit, current_folder, print_message
-from execclient.commands.terminal import printable
 from execclient.connection.connection import Json
 from execclient.errors import PolicyError
 from execclient.govern.approval_policy import ApprovalPolicy, approval_policy
@@ -21,6 +20,7 @@ from execclient.govern.policy.rules import Argv, RuleMatch, RuleSet, report
 from execclient.govern.policy.scripts import literal_commands, unreadable
 from execclient.govern.sandbox import WorkspaceWrite
 from execclient.tools.environment import exec_environment, explicit_repositories
+from execprotocol.command_line import printable
 
 UNUSABLE = 1
 """A rule file cannot be used, so there is no decision."""

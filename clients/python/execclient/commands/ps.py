@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from execclient.commands.daemon import DaemonOptions, Listed, Processes
-from execclient.commands.durations import rough_duration
-from execclient.commands.terminal import printable
+from execclient.commands.values import amount, rough_duration
+from execprotocol.command_line import printable
 
 COMMAND_WIDTH = 16
 """The least width of the command line; other columns give way before it is cut shorter."""
@@ -118,15 +118,6 @@ def state(process: Listed) -> str:
     return f"exited {process['exitCode']}" + (
         f" ({cause})" if cause not in (None, "normal", "signal") else ""
     )
-
-
-def amount(count: float) -> str:
-    """A number of bytes for people: 512 B, 3.2 KiB, 45 MiB."""
-    units = iter(("B", "KiB", "MiB", "GiB", "TiB"))
-    unit = next(units)
-    while count >= 1024 and unit != "TiB":
-        count, unit = count / 1024, next(units)
-    return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
 
 
 def _optional(text: Callable[[float], str], value: float | None) -> str:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from execclient import Executor, NotFound, Process, SystemFailure
 from execclient.commands.daemon import DaemonOptions
 from execclient.commands.detached import DetachedSession
-from execclient.commands.durations import clock_time, setting
 from execclient.commands.failures import CommandExit, print_message, start_failure
 from execclient.commands.foreground import Background, Foreground
 from execclient.commands.sandboxes import report_denial, require_writable
 from execclient.commands.signals import Signals
 from execclient.commands.streams import is_empty_input
 from execclient.commands.terminal import RawTerminal, screen_size
+from execclient.commands.values import chosen_duration, clock_time
 from execprotocol.trust import UntrustedError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _end_text(process_id: str, ttl: float | None) -> str:
     if ttl is None:
         return f"{process_id} keeps running until the daemon ends its session; it does not report when"
     return (
-        f"{process_id} keeps running for {setting(ttl)} without a client, until "
+        f"{process_id} keeps running for {chosen_duration(ttl)} without a client, until "
         f"{clock_time(time.time() + ttl)}, and is then killed; --ttl sets another time"
     )
 

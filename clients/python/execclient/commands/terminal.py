@@ -85,17 +85,3 @@ class RawTerminal:
         # Continues here after SIGCONT; the size may have changed meanwhile.
         self._set_raw()
         self._resized.set()
-
-
-def printable(text: str, keep: str = "") -> str:
-    """The text with every invisible character escaped, such as `\\x1b`.
-
-    Invisible are control characters, marks for the direction of writing, separators other than the blank, and
-    lone surrogates. All text that commands print passes through this function, except for the output of a
-    process in `run`, `attach` and `logs`.
-
-    Args:
-        text: any text of the daemon.
-        keep: characters that are not escaped, such as line ends.
-    """
-    return "".join(each if each.isprintable() or each in keep else repr(each)[1:-1] for each in text)

@@ -1,8 +1,11 @@
-"""Values of options: durations, counts, signals and keys, from the text that a user types."""
+"""Values as text: those of options (durations, counts, signals, keys), which a user types, and those that
+commands print (durations, times, sizes).
+"""
 
 from __future__ import annotations
 
 import re
+import time
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 
@@ -17,6 +20,9 @@ _DURATION = re.compile(r"([0-9]+\.?[0-9]*(?:e[0-9]+)?|\.[0-9]+)([smhd]?)")
 
 _SIGNAL_FLAG = re.compile(r"-([0-9]+|[A-Z][A-Z0-9+]+)")
 """As kill(1) takes signals. No option of ours has a capital letter or a digit."""
+
+_LENGTHS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
+"""The seconds of the units that are printed."""
 
 SHORTEST_SECONDS = 0.001
 """The resolution of limits on the wire."""
@@ -104,3 +110,43 @@ def kill_arguments(argv: Sequence[str]) -> list[str]:
     return [f"--signal={each[1:]}" if _SIGNAL_FLAG.fullmatch(each) else each for each in argv[:end]] + [
         *argv[end:]
     ]
+
+
+# -- values that commands print
+
+
+def rough_duration(seconds: float) -> str:
+    """About how long, in one unit: 0.3 s, 42 s, 3 min, 5 h, 12 d."""
+    for unit in ("d", "h", "min"):
+        length = _LENGTHS[unit]
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def chosen_duration(seconds: float) -> str:
+    """A duration that a user has chosen, in two units at most: 80 s, 8 h, 1 d 12 h."""
+    if seconds < 120:
+        return f"{seconds:g} s"
+    parts, rest = [], round(seconds)
+    for unit in ("d", "h", "min", "s"):
+        number, rest = divmod(rest, _LENGTHS[unit])
+        if number:
+            parts.append(f"{number} {unit}")
+    return " ".join(parts[:2])
+
+
+def clock_time(seconds: float) -> str:
+    """A time since 1970 by the clock of this machine: 14:03, and with its date on another day than today."""
+    then = time.localtime(seconds)
+    same_day = then[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", then)
+
+
+def amount(size: float) -> str:
+    """A number of bytes for people: 512 B, 3.2 KiB, 45 MiB."""
+    units = iter(("B", "KiB", "MiB", "GiB", "TiB"))
+    unit = next(units)
+    while size >= 1024 and unit != "TiB":
+        size, unit = size / 1024, next(units)
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"

@@ -1,5 +1,5 @@
-"""What an answer tells a model about a command besides its output: what the sandbox denied, which processes
-it ended, that `apply_patch` is no program, and what to do with a script that is too long.
+"""Notes for a model beside the output of a command: on paths that the sandbox denied, on processes that it
+ended, on `apply_patch`, which is no program, and on a script that is too long.
 
 A note is added only where its case occurs, and never with parity.
 """
@@ -60,7 +60,7 @@ def notes(
 
 
 def start_note(context: CallContext, call: CommandCall, error: CallFailed) -> str | None:
-    """The note on a command that could not be started; None if there is nothing to say."""
+    """The note on a command that could not be started; None if there is none."""
     if error.errno == errno.E2BIG:
         return exec_text.TOO_LONG
     if error.errno == errno.ENOENT and program(call.params.command[0]) in PATCH_NAMES:
@@ -90,12 +90,12 @@ def _denial(context: CallContext, call: CommandCall, denial: Mapping[str, Any]) 
     for item in evidence:
         reason = item.get("reason", item["kind"])
         reasons.setdefault(reason, []).append(item.get("protectedPath") or item.get("path") or "")
-    told = [
+    texts = [
         exec_text.DENIALS[reason].format(paths=", ".join(dict.fromkeys(paths)))
         for reason, paths in reasons.items()
         if reason in exec_text.DENIALS
     ]
-    if not told:
+    if not texts:
         return
     if any(warning.startswith(exec_text.RETRY_REFUSED) for warning in context.warnings):
         way_out = ""  # the user has just been asked
@@ -103,7 +103,7 @@ def _denial(context: CallContext, call: CommandCall, denial: Mapping[str, Any]) 
         way_out = exec_text.ASK_TO_ESCALATE.format(tool=call.tool)
     else:
         way_out = exec_text.TELL_THE_USER
-    yield f"Warning: {' '.join(told)} {way_out}".rstrip()
+    yield f"Warning: {' '.join(texts)} {way_out}".rstrip()
 
 
 def _ended(context: CallContext, call: CommandCall, ended: Mapping[str, Any]) -> str:

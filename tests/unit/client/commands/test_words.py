@@ -5,10 +5,8 @@ from argparse import ArgumentTypeError
 import pytest
 
 from execclient import ConnectionFailed, DaemonNotRunning, SystemFailure, UntrustedServer
-from execclient.commands.durations import rough_duration, setting
 from execclient.commands.failures import CommandExit, perform, start_failure
-from execclient.commands.ps import amount
-from execclient.commands.values import signal_name
+from execclient.commands.values import amount, chosen_duration, rough_duration, signal_name
 
 
 @pytest.mark.parametrize(
@@ -23,8 +21,8 @@ def test_durations_are_short(seconds: float, text: str) -> None:
     ("seconds", "text"),
     [(0.3, "0.3 s"), (80, "80 s"), (9000, "2 h 30 min"), (28800, "8 h"), (90061, "1 d 1 h"), (604800, "7 d")],
 )
-def test_settings_are_not_rounded_to_one_unit(seconds: float, text: str) -> None:
-    assert setting(seconds) == text
+def test_chosen_durations_are_not_rounded_to_one_unit(seconds: float, text: str) -> None:
+    assert chosen_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
