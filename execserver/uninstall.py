@@ -331,13 +331,28 @@ def _remove(path: str) -> list[str]:
             left.append(f"{shown} stays: {error.strerror}")
 
     with suppress(OSError):  # a folder that cannot be listed may be empty
-        top = os.lstat(path)
+        mount, is_folder = _mount_at(path)
         # Opens each folder without following links, and works by descriptors.
-        walk = os.fwalk(path, topdown=False, follow_symlinks=False) if stat.S_ISDIR(top.st_mode) else ()
+        walk = os.fwalk(path, topdown=False, follow_symlinks=False) if is_folder else ()
         for root, folders, files, descriptor in walk:
-            if os.fstat(descriptor).st_dev != top.st_dev:
-                continue  # a mount, which stays as it is
+            if _mount_of(descriptor) != mount:
+                continue  # another file system, or a folder from elsewhere (a bind mount): it stays as it is
             for name in (*files, *folders):
                 remove(name, f"{root}/{name}", descriptor)
     remove(path, path, None)
     return left
+
+
+def _mount_at(path: str) -> tuple[bytes, bool]:
+    """The mount that a path is in, and whether it is a folder, and no link."""
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return _mount_of(descriptor), stat.S_ISDIR(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)
+
+
+def _mount_of(descriptor: int) -> bytes:
+    """The mount of an open file. Device numbers do not tell a bind mount from the file system around it."""
+    lines = Path(f"/proc/self/fdinfo/{descriptor}").read_bytes().splitlines()
+    return next(line for line in lines if line.startswith(b"mnt_id:"))

@@ -16,6 +16,9 @@ import msgspec
 KEPT_OF_A_REASON = 1000
 """Some 300 bytes each."""
 
+MAX_ID_CHARACTERS = 256
+"""Of a process id. A client may choose ids of megabytes, and a day of them would take all memory."""
+
 KEPT_MS = 24 * 3600 * 1000
 """A day, after which a person rarely looks for a process."""
 
@@ -58,7 +61,9 @@ class ForgottenProcesses:
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     def add(self, process: ForgottenProcess) -> None:
-        """Add one that was forgotten after the others of its reason."""
+        """Add one that was forgotten after the others of its reason, unless its id is too long."""
+        if len(process.process_id) > MAX_ID_CHARACTERS:
+            return
         kept = self._kept.get(process.reason)
         if kept is None:
             kept = self._kept[process.reason] = deque(maxlen=KEPT_OF_A_REASON)

@@ -207,6 +207,17 @@ def test_a_process_that_is_forgotten_in_a_living_session_is_known_too(endpoint: 
 
 
 @pytest.mark.statement("L15")
+def test_ids_of_megabytes_are_not_kept_for_a_day(endpoint: Endpoint) -> None:
+    client = endpoint.connect()
+    longest = "longest".ljust(256, "x")
+    for process_id in (longest + "x", "huge".ljust(1 << 20, "x"), longest):
+        client.shell("exit 4", processId=process_id).wait_closed()
+    client.call("session/end")
+    assert forgotten_soon(endpoint, longest)["exitCode"] == 4
+    assert all(len(each["processId"]) <= 256 for each in forgotten(endpoint.connect()))
+
+
+@pytest.mark.statement("L15")
 def test_a_new_server_knows_what_the_dead_one_knew(endpoint: Endpoint) -> None:
     endpoint = endpoint.private("--process-ttl", "0.2")
     client, expired = endpoint.connect(), endpoint.connect()

@@ -374,10 +374,14 @@ def test_an_earlier_place_of_our_own_is_removed(account: Account) -> None:
     assert not earlier.exists()
 
 
-def test_a_file_system_that_is_mounted_in_the_state_stays(account: Account) -> None:
+@pytest.mark.parametrize("kind", ["file system", "folder from elsewhere"])
+def test_what_is_mounted_in_the_state_stays(account: Account, kind: str) -> None:
     inside = account.state / "spool/mounted"
     account.write(inside / "x").unlink()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size=64k,uid={NOBODY}", "none", inside], check=True)
+    mount = ["-t", "tmpfs", "-o", f"size=64k,uid={NOBODY}", "none"]
+    if kind == "folder from elsewhere":
+        mount = ["--bind", str(account.workspace)]
+    subprocess.run(["mount", *mount, inside], check=True)
     try:
         file = account.write(inside / "file")
         done = account.uninstall("--yes")

@@ -30,8 +30,10 @@ class Parser(argparse.ArgumentParser):
         Args:
             argv: the arguments.
             intermixed: whether options may stand between arguments, as in `cp a b -r :c`; not with commands
-                or a rest of the line.
+                or a rest of the line. With `--` in the line, options stand before all arguments.
         """
+        # `parse_known_intermixed_args` loses the `--`, and takes what follows it for options.
+        intermixed = intermixed and "--" not in argv
         parse = self.parse_known_intermixed_args if intermixed else self.parse_known_args
         options, unknown = parse(argv)
         if unknown:
@@ -41,6 +43,8 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, argument: str) -> NoReturn:
         """End the program because of an option that does not exist, or an argument too many."""
+        if argument == "--":
+            self.error("in a line with `--`, options stand before all arguments")
         if not argument.startswith("-") or argument == "-":
             self.error(f"unexpected argument: {argument}")
         name = argument.partition("=")[0]
@@ -48,7 +52,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the program with status 2: the message, and where to look."""
-        self.exit(2, f"{self.prog}: error: {message}\nSee: {self.prog} --help\n")
+        # An argument may be the name of a file that another user chose.
+        shown = "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in message)
+        self.exit(2, f"{self.prog}: error: {shown}\nSee: {self.prog} --help\n")
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

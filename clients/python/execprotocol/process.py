@@ -690,7 +690,7 @@ class ListForgottenParams(Params):
 
     Those of all sessions over a Unix socket, or over WebSocket with `--ws-auth`, else those of the
     connection's own session. The daemon remembers the newest 1,000 of each `reason` for a day, as long as the
-    service runs.
+    service runs; but none with a `processId` of more than 256 characters.
     """
 
     process_id: str | None = None

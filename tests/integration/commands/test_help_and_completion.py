@@ -107,6 +107,36 @@ def test_a_misspelled_name_is_an_error_that_names_the_nearest(
     assert message in done.stderr.decode()
 
 
+def test_what_follows_two_dashes_is_never_an_option(execserver: CommandLine) -> None:
+    """A script writes them before names that it does not know."""
+    (execserver.folder / "-source").write_text("content")
+
+    done = execserver("cp", "-q", "--", "-source", f":{execserver.folder}/-copy")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (execserver.folder / "-copy").read_text() == "content"
+
+    for name in ("--url=unix:///nonexistent/socket", "-9", "-s", "--signal=HUP"):
+        for options in ((), ("-9",)):
+            done = execserver("kill", *options, "--", name)
+            assert f"{name}: no process {name}" in done.stderr.decode()
+    done = execserver("kill", "one", "-9", "--", "another")
+    assert (done.returncode, b"options stand before" in done.stderr or b"unexpected" in done.stderr) == (
+        2,
+        True,
+    )
+
+
+def test_an_error_about_an_argument_does_not_control_the_terminal(execserver: CommandLine) -> None:
+    for words in (
+        ["p\x1b]0;title\x07s"],
+        ["cp", "--\x1b[31m", "a", ":b"],
+        ["run", "--timeout", "\x9b1m", "true"],
+    ):
+        done = execserver(*words)
+        assert done.returncode == 2
+        assert not set(done.stderr.decode()) & set("\x1b\x07\x9b")
+
+
 def test_commands_of_both_programs_are_completed(execserver: CommandLine) -> None:
     assert set(complete(execserver, "")) == COMMANDS
     assert complete(execserver, "at") == ["attach"]

@@ -77,6 +77,18 @@ def test_spellings_of_a_path(spelling: str, path: str) -> None:
     assert parse_path_uri(spelling) == path
 
 
+@pytest.mark.parametrize(
+    ("escaped", "path"),
+    [
+        ("%%41", b"/%A"), ("%4%31", b"/%41"), ("%2541", b"/%41"), ("%5cx41", b"/\\x41"),
+        ("a\\x41", b"/a/x41"), ("%u0041\\u0041", b"/%u0041/u0041"),
+        ("%E9\u00e9%c3%A9", b"/\xe9\xc3\xa9\xc3\xa9"), ("%0a%", b"/\n%"),
+    ],
+)  # fmt: skip
+def test_every_escape_is_decoded_once_and_nothing_else(escaped: str, path: bytes) -> None:
+    assert os.fsencode(parse_path_uri(f"file:///{escaped}")) == path
+
+
 def test_what_cannot_be_shown_is_shown_as_a_question_mark() -> None:
     assert printable_path(os.fsdecode(b"/bad\xff")) == "/bad\ufffd"
 
@@ -88,5 +100,9 @@ def test_a_uri_longer_than_any_path_is_a_path_that_is_too_long_at_once(part: str
     assert time.process_time() - begin < 0.05
     with pytest.raises(OSError, match="File name too long"):
         os.stat(path)
+    begin = time.process_time()
+    for _ in range(1000):  # as many as a request has
+        parse_path_uri("file://" + part * (65_000 // len(part)))
+    assert time.process_time() - begin < 0.5
     longest = "file://" + "/a" * ((MAX_URI - 7) // 2)
     assert parse_path_uri(longest) == longest.removeprefix("file://")
