@@ -521,7 +521,9 @@ class FileSystem(FileRequests):
         return await transfer.run(arguments.path(local, "local"), arguments.path(path))
 
 
-def _is_name(text: str) -> bool:
+def _is_name(text: object) -> bool:
+    if not isinstance(text, str):
+        return False
     try:
         os.fsencode(text)
     except UnicodeEncodeError:

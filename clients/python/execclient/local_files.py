@@ -370,7 +370,10 @@ def set_attributes(path: str, wanted: Attributes) -> None:
 def _set_times(path: int | str, wanted: Attributes) -> None:
     if wanted.modified_ns is not None:
         accessed = wanted.accessed_ns
-        os.utime(path, ns=(wanted.modified_ns if accessed is None else accessed, wanted.modified_ns))
+        try:
+            os.utime(path, ns=(wanted.modified_ns if accessed is None else accessed, wanted.modified_ns))
+        except OverflowError as error:  # a server may send any number
+            raise OSError(errno.EOVERFLOW, os.strerror(errno.EOVERFLOW)) from error
 
 
 def _backup(file: BinaryIO) -> BinaryIO | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -462,8 +463,8 @@ async def test_copying_may_take_longer_than_a_call(scripted: ScriptedDaemon) -> 
         await copying
 
 
-@pytest.mark.parametrize("name", ["../../x", "/x", "..", ".", ""])
-async def test_a_name_that_leads_out_of_its_directory_is_a_fault(scripted: ScriptedDaemon, name: str) -> None:
+@pytest.mark.parametrize("name", ["../../x", "/x", "..", ".", "", "x\0", None, 5])
+async def test_a_name_that_leads_out_of_its_directory_is_a_fault(scripted: ScriptedDaemon, name: Any) -> None:
     async with connect_to(scripted) as (executor, peer):
         listing = asyncio.create_task(executor.fs.iterdir("/folder"))
         entry = {"fileName": name, "isDirectory": False, "isFile": True}

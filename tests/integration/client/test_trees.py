@@ -617,3 +617,26 @@ async def test_an_answer_that_is_not_of_the_protocol_is_a_fault(
     if entries != [{"isFile": True}]:  # without an error all is well
         with pytest.raises(execclient.ProtocolFault):
             await executor.fs.upload_tree(tmp_path / "source", "there")
+
+
+@pytest.mark.parametrize("time", [1 << 70, 10**40, -(10**40)])
+async def test_a_time_that_no_file_can_have_leaves_out_its_file_and_no_other(
+    executor: Executor, tmp_path: Path, here: Path, time: int
+) -> None:
+    (tmp_path / "source").mkdir()
+    for name in ("file", "other"):
+        (tmp_path / "source" / name).write_text(name)
+    call = executor._session.call
+
+    async def lie(method: str, params: Any, **options: Any) -> Any:
+        result = await call(method, params, **options)
+        if method == "fs/getFiles":
+            result["entries"][0]["accessedAtNs"] = time
+        return result
+
+    executor._session.call = lie  # type: ignore[method-assign]
+    copied = await executor.fs.download_tree("source", here / "back", preserve_times=True)
+
+    assert found_in(here / "back").keys() >= {"other"}
+    assert [os.path.basename(each.path) for each in copied.left_out] in (["file"], [])
+    assert sorted(os.listdir(here / "back")) == (["other"] if copied.left_out else ["file", "other"])
