@@ -17,12 +17,10 @@ STDIO_SCENARIOS := oneshot,failing,tty,bigout,patch,agents_md,parallel,view_imag
 SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
 .PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
-	second-tests background-tests watch docs docs-check demo dist release release-tools release-tests \
-	release-check soak faults fuzz bubblewrap terminal-tools ssh-server browser runtimes \
-	container-check interop \
-	interop-setup probe relay-probe vectors stock-client \
-	stock-websocket stock-stdio relay-stock systemd-setup systemd-verify foreign-clients bench bench-gate \
-	bench-relay bench-commands clean
+	second-tests background-tests watch docs docs-check first-docs second-docs demo dist release release-tools \
+	release-tests release-check soak faults fuzz bubblewrap terminal-tools ssh-server browser runtimes \
+	container-check interop interop-setup probe relay-probe vectors stock-client stock-websocket stock-stdio \
+	relay-stock systemd-setup systemd-verify foreign-clients bench bench-gate bench-relay bench-commands clean
 
 # A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
 help:
@@ -143,8 +141,18 @@ docs: setup ## the manual as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open site/index.html"
 
+# Two pytests for two cores, about as long as each other.
+FIRST_DOCS := $(addprefix tests/docs/test_,stranger.py browser.py demo.py contributing.py)
+DOCS_PYTEST := $(BIN)/python -m pytest -q --durations=10 --durations-min=1
+
 docs-check: setup bubblewrap ssh-server terminal-tools browser ## run what the manual says, read the site in a browser, install the wheels
-	$(BIN)/python -m pytest -q --durations=10 --durations-min=1 tests/docs
+	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-docs second-docs
+
+first-docs: setup
+	$(DOCS_PYTEST) -o cache_dir=.pytest_cache/first $(FIRST_DOCS)
+
+second-docs: setup
+	$(DOCS_PYTEST) -o cache_dir=.pytest_cache/second tests/docs $(FIRST_DOCS:%=--ignore=%)
 
 DIST ?= dist
 
