@@ -167,6 +167,7 @@ def test_stopping_us_stops_nothing_there(execserver: CommandLine) -> None:
         (["cp", "nothing", ":b"], 125, "execserver: nothing: No such file or directory\n"),
         (["cp", "nothing", "none", ":/tmp"], 1, "execserver: none: No such file or directory\n"),
         (["cp", "/etc/passwd", ":~/b"], 125, "~ is not expanded there: relative paths begin in /"),
+        (["cp", "-", ":~/b"], 125, "execserver: :~/b: "),
         (["cp", ":~/b", "b"], 125, "~ is not expanded there: relative paths begin in /"),
         (["ps", "--url", "ftp://x"], 125, "ftp://x"),
     ],

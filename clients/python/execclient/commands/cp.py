@@ -225,7 +225,11 @@ class _Copier:
 
     async def _upload_stdin(self, source: str) -> None:
         path = _remote_path(self._destination)
-        with standard_stream(0) as stream, self._progress(source) as progress:
+        with (
+            standard_stream(0) as stream,
+            self._progress(source) as progress,
+            self._in_errors(REMOTE + path),
+        ):
             copied = await self._fs.upload(stream, path, progress=progress.show)
         self._report.add(REMOTE + path, copied)
 
