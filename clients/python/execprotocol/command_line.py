@@ -7,6 +7,7 @@ Exit status 2 for a command line that is not valid.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import signal
@@ -92,17 +93,24 @@ def complete(parser: Parser, *, of_words: int = 1) -> NoReturn:
 
 
 def until_unread(command: Callable[[], int]) -> int:
-    """Run a command; returns its exit status, or 141, as in a shell, if the reader of its stdout is gone."""
+    """Run a command; returns its exit status, or 141, as in a shell, if the reader of its stdout is gone; 1
+    if its disk is full.
+    """
     try:
         try:
             return command()
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC) or error.filename is not None:
+            raise
         # The interpreter flushes it at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 128 + signal.SIGPIPE
+        if error.errno == errno.EPIPE:
+            return 128 + signal.SIGPIPE
+        sys.stderr.write(f"execserver: output cannot be written: {error.strerror}\n")
+        return 1
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

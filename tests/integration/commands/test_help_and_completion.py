@@ -218,6 +218,15 @@ def test_the_script_of_each_shell_is_printed(execserver: CommandLine, shell: str
         subprocess.run([program, "-n"], input=done.stdout, check=True, timeout=20)
 
 
+@pytest.mark.parametrize("words", [["completion", "bash"], ["config", "show"], ["doctor"]])
+def test_a_full_disk_for_the_output_is_an_error_in_words(execserver: CommandLine, words: list[str]) -> None:
+    with open("/dev/full", "wb") as full, execserver.start(*words, stdout=full) as process:
+        _, errors = process.communicate(timeout=20)
+
+    message = b"execserver: output cannot be written: No space left on device\n"
+    assert (process.returncode, errors) == (1, message)
+
+
 def test_bash_completes_with_the_script(execserver: CommandLine) -> None:
     folder = os.path.dirname(sys.executable)
     script = (
