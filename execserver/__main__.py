@@ -26,22 +26,42 @@ def main() -> None:
 
         sys.exit(run(argv[1:]))
 
-    from execprotocol.command_line import expanded
+    from execprotocol.command_line import expanded, is_completion, until_unread
 
-    argv = expanded(argv)
+    if is_completion(argv):
+        _complete()
+    sys.exit(until_unread(lambda: _run(expanded(argv))))
+
+
+def _run(argv: list[str]) -> int:
     if argv[:1] == ["relay"]:
         from execserver.relay.service.command import main as relay_main
 
-        sys.exit(relay_main(argv[1:]))
+        return relay_main(argv[1:])
 
     if argv and argv[0] in DAEMON_COMMANDS:
         from execserver.cli import main as cli_main
 
-        sys.exit(cli_main(argv))
+        return cli_main(argv)
 
     from execclient.commands.app import main as client_main
 
-    client_main(argv, DAEMON_COMMANDS)
+    return client_main(argv, DAEMON_COMMANDS)
+
+
+def _complete() -> None:
+    """Print the completions of a line with a command that is not the client's, and exit."""
+    from execprotocol.command_line import command_to_complete, complete
+
+    command = command_to_complete()
+    if command == "relay":
+        from execserver.relay.service.command import relay_parser
+
+        complete(relay_parser(), of_words=2)
+    if command in DAEMON_COMMANDS:
+        from execserver.cli import parser_of
+
+        complete(parser_of([command]))
 
 
 def _asks_for_help(argv: list[str]) -> bool:

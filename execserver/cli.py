@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     """
     if argv[:1] == ["serve"]:
         return serve(argv[1:])
-    parser = _parser(argv[:1])
+    parser = parser_of(argv[:1])
     options = parser.parse(argv)
     if options.command == "config":
         return _config_check(options) if options.action == "check" else _config_show(options)
@@ -77,7 +77,7 @@ def serve(argv: Sequence[str]) -> int:
     from execserver.supervisor.packets import wait_for_hello
 
     serves = wait_for_hello(os.environ)
-    effective = _effective(_parser(["serve"]).parse(["serve", *argv]))
+    effective = _effective(parser_of(["serve"]).parse(["serve", *argv]))
     if effective is None:
         return 1
     return server.run(effective.settings, effective.file) if serves else _read_credentials(effective)
@@ -273,14 +273,14 @@ def _complain(text: str) -> None:
 # -- the parser
 
 
-def _parser(command: list[str]) -> Parser:
+def parser_of(command: list[str]) -> Parser:
     """The parser, with the flags of this command only: they need the settings, which take time to import."""
     import argparse
 
     from execprotocol.command_line import Parser
 
     parser = Parser(prog="execserver", description=_DESCRIPTION)
-    parser.add_argument("--version", action="version", version=f"execserver {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"execserver {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     serve = commands.add_parser(
         "serve",

@@ -150,7 +150,7 @@ def test_the_relay_is_started_as_its_command_line_has_it(relay: Unit) -> None:
     (line,) = relay["Service.ExecStart"]
     words = line.replace("%S", "/var/lib").split()
 
-    options = vars(relay_command._parser().parse_args(words[2:]))
+    options = vars(relay_command.relay_parser().parse_args(words[2:]))
     others = ("run", "command", "parser")
     settings = RelaySettings.parse(**{k: v for k, v in options.items() if k not in others})
 

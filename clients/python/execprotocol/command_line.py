@@ -7,11 +7,18 @@ Exit status 2 for a command line that is not valid.
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import re
-from collections.abc import Iterable, Sequence
+import signal
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-_OPTION = re.compile(r"(?<![\w-])--?\w[\w-]*")
+_LONG_OPTION = re.compile(r"(?<![\w-])--\w[\w-]*")
+
+BEFORE_COMMAND = ("--url", "--token-file")
+"""Options of commands that may stand before the command, as docker and kubectl have them."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,13 +55,62 @@ class Parser(argparse.ArgumentParser):
         if not argument.startswith("-") or argument == "-":
             self.error(f"unexpected argument: {argument}")
         name = argument.partition("=")[0]
-        self.error(f"no such option: {name}{did_you_mean(name, _OPTION.findall(self.format_help()))}")
+        # One letter is as far from each other one.
+        hint = did_you_mean(name, _LONG_OPTION.findall(self.format_help())) if len(name) > 2 else ""
+        self.error(f"no such option: {name}{hint}")
 
     def error(self, message: str) -> NoReturn:
         """End the program with status 2: the message, and where to look."""
         # An argument may be the name of a file that another user chose.
         shown = "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in message)
         self.exit(2, f"{self.prog}: error: {shown}\nSee: {self.prog} --help\n")
+
+
+def is_completion(argv: Sequence[str]) -> bool:
+    """Whether a shell asks for completions, which are printed instead of running a command."""
+    return not argv and "_ARGCOMPLETE" in os.environ
+
+
+def command_to_complete() -> str:
+    """The first word of the line that a shell completes; empty if that is the word to complete."""
+    line = os.environ.get("COMP_LINE", "")
+    words = f"{line}.".split()
+    return words[1] if len(words) > 2 else ""
+
+
+def complete(parser: Parser, *, of_words: int = 1) -> NoReturn:
+    """Print the completions that a shell asks for, and exit.
+
+    Args:
+        parser: of the program.
+        of_words: how many words of the line name the program.
+    """
+    from argcomplete import autocomplete
+
+    os.environ["_ARGCOMPLETE"] = str(of_words)  # from where argcomplete counts
+    autocomplete(parser, always_complete_options=False)
+    raise AssertionError("argcomplete exits")
+
+
+def until_unread(command: Callable[[], int]) -> int:
+    """Run a command; returns its exit status, or 141, as in a shell, if the reader of its stdout is gone; 1
+    if its disk is full.
+    """
+    try:
+        try:
+            return command()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC) or error.filename is not None:
+            raise
+        # The interpreter flushes it at exit, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if error.errno == errno.EPIPE:
+            return 128 + signal.SIGPIPE
+        sys.stderr.write(f"execserver: output cannot be written: {error.strerror}\n")
+        return 1
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
@@ -66,15 +122,21 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 def expanded(argv: Sequence[str]) -> list[str]:
-    """The command line with `help [COMMAND]` and `version` as the options that they stand for."""
-    match list(argv):
+    """The command line with `help [COMMAND]` and `version` as the options that they stand for, and with
+    `BEFORE_COMMAND` behind the command.
+    """
+    first = 0
+    while first < len(argv) and argv[first].partition("=")[0] in BEFORE_COMMAND:
+        first += 1 if "=" in argv[first] else 2
+    argv = [*argv[first : first + 1], *argv[:first], *argv[first + 1 :]]
+    match argv:
         case ["help", "help" | "version", *_]:
             return ["--help"]
         case ["help", *command]:
             return [*command, "--help"]
         case ["version", *_]:
             return ["--version"]
-    return list(argv)
+    return argv
 
 
 def printable(text: str, keep: str = "") -> str:

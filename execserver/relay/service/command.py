@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     Args:
         argv: the arguments after `execserver relay`.
     """
-    parser = _parser()
+    parser = relay_parser()
     options = parser.parse(argv)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
@@ -43,9 +43,6 @@ def main(argv: list[str]) -> int:
         return _print_error(
             f"the package {error.name} is missing: `pip install execserver[relay]` installs it"
         )
-    except BrokenPipeError:
-        sys.stdout = None  # so that nothing is flushed at exit
-        return 141
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -193,7 +190,8 @@ def _duration(seconds: float) -> str:
 # -- the parser
 
 
-def _parser() -> Parser:
+def relay_parser() -> Parser:
+    """The parser of the relay's commands."""
     parser = Parser(prog="execserver relay", description=_DESCRIPTION)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_serve(commands.add_parser("serve", help="run a relay"))

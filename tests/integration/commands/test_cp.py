@@ -197,6 +197,34 @@ async def test_a_server_cannot_write_beside_the_destination(tmp_path: Path) -> N
     assert [str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()] == []
 
 
+def test_a_missing_parent_is_an_error_for_a_tree_as_for_a_file(execserver: CommandLine, there: Path) -> None:
+    here = execserver.folder
+    for folder in (here, there):
+        (folder / "tree").mkdir()
+        (folder / "tree/file").touch()
+
+    for source in ("tree", "tree/file"):
+        for arguments in (
+            [source, f":{there}/none/copy"],
+            [f":{there}/{source}", "none/copy"],
+            [f":{there}/{source}", f":{there}/none/copy"],
+        ):
+            done = execserver("cp", "-r", *arguments)
+            assert (done.returncode, b"none" in done.stderr) == (125, True), arguments
+    assert not (here / "none").exists()
+    assert not (there / "none").exists()
+
+
+def test_a_is_short_for_r_and_p(execserver: CommandLine, there: Path) -> None:
+    (execserver.folder / "tree").mkdir()
+    file = execserver.folder / "tree/file"
+    file.touch()
+    os.utime(file, (1000, 1000))
+
+    assert execserver("cp", "-a", "tree", f":{there}/copy").returncode == 0
+    assert (there / "copy/file").stat().st_mtime == 1000
+
+
 def test_several_sources_go_into_a_directory(execserver: CommandLine, there: Path) -> None:
     here = execserver.folder
     (here / "tree" / "d").mkdir(parents=True)

@@ -76,12 +76,20 @@ def test_the_message_has_the_time_in_words_and_by_the_clock(execserver: CommandL
     assert as_json["sessionTtlSeconds"] == 2700
 
 
+@pytest.mark.parametrize(("options", "time"), [((), "20 s (--timeout)"), (("--ttl", "15"), "15 s without a")])
+def test_the_time_in_the_message_is_the_shorter_one(
+    execserver: CommandLine, options: tuple[str, ...], time: str
+) -> None:
+    done = execserver("run", "-d", "--timeout", "20", *(options or ("--ttl", "45m")), "--", "sleep", "5")
+    assert f"keeps running for {time}" in done.stderr.decode()
+
+
 def test_a_time_above_the_limit_of_the_daemon_starts_nothing(execserver: CommandLine) -> None:
     done = execserver("run", "--detach", "--ttl", "1h", "--", "touch", "made")
     assert done.returncode == 0
     done = execserver("run", "--detach", "--ttl", "2h", "--", "touch", str(execserver.folder / "made"))
     assert (done.returncode, done.stdout) == (125, b"")
-    assert b"at most 3600 s" in done.stderr
+    assert b"--ttl: the daemon keeps a session for at most 1 h (" in done.stderr
     assert b"--max-session-ttl" in done.stderr
     assert not (execserver.folder / "made").exists()
 
@@ -100,6 +108,13 @@ def test_a_wrong_time_is_told_before_a_daemon_is_asked(
     done = CommandLine("unix:///nowhere", execserver.folder)(*arguments)
     assert done.returncode == 2
     assert text in b" ".join(done.stderr.replace("│".encode(), b"").split())
+
+
+def test_a_daemon_of_one_command_has_no_other_sessions(execserver: CommandLine) -> None:
+    for arguments in (["ps"], ["logs", "x"], ["kill", "x"]):
+        done = execserver(*arguments, "--url", "stdio:")
+        assert done.returncode == (1 if arguments[0] == "kill" else 125)
+        assert b"started for one command, and has no other sessions\n" in done.stderr
 
 
 def test_over_stdio_a_command_cannot_be_left(execserver: CommandLine) -> None:

@@ -74,6 +74,11 @@ CAUSES: dict[tuple[str, int], list[str]] = {
     ("run", 141): ["run", "echo"],
     ("ps", 141): ["ps"],
     ("logs", 141): ["logs", "ENDED"],
+    ("config", 141): ["config", "show"],
+    ("doctor", 141): ["doctor"],
+    ("relay", 141): ["relay", "key", "another-key"],
+    ("policy", 141): ["policy", "check", "ls"],
+    ("completion", 141): ["completion", "zsh"],
 }
 """A command line for each row and command of the table."""
 

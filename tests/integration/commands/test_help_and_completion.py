@@ -61,6 +61,7 @@ def test_each_command_has_help(execserver: CommandLine, command: str) -> None:
         (["help", "config"], ["config", "--help"]),
         (["help", "help"], ["--help"]),
         (["version"], ["--version"]),
+        (["-V"], ["--version"]),
     ],
     ids=lambda value: " ".join(value),
 )
@@ -81,7 +82,16 @@ def test_help_and_version_are_commands_too(
         (["conf", "show"], "execserver: error: no such command: conf; did you mean config?"),
         (["help", "rnu"], "execserver: error: no such command: rnu; did you mean run?"),
         (["hlep"], "execserver: error: no such command: hlep; did you mean help?"),
-        (["exec"], "execserver: error: no such command: exec\n"),
+        (["exec"], "execserver: error: no such command: exec; did you mean run?"),
+        (["ls"], "execserver: error: no such command: ls; did you mean ps?"),
+        (["list"], "execserver: error: no such command: list; did you mean ps?"),
+        (["rm", "x"], "execserver: error: no such command: rm; did you mean kill?"),
+        (["stop", "x"], "execserver: error: no such command: stop; did you mean kill?"),
+        (["--url", "stdio:"], "execserver: error: no command is given"),
+        (["--url"], "execserver: error: no command is given"),
+        (["--url=x", "doctor"], "execserver doctor: error: no such option: --url"),
+        (["logs", "-z", "x"], "execserver logs: error: no such option: -z\n"),
+        (["cp", "-l", "a", ":b"], "execserver cp: error: no such option: -l\n"),
         (["--verison"], "execserver: error: no such option: --verison; did you mean --version?"),
         (["logs", "--folow", "x"], "execserver logs: error: no such option: --folow; did you mean --follow?"),
         (["ps", "x"], "execserver ps: error: unexpected argument: x"),
@@ -118,7 +128,7 @@ def test_what_follows_two_dashes_is_never_an_option(execserver: CommandLine) -> 
     for name in ("--url=unix:///nonexistent/socket", "-9", "-s", "--signal=HUP"):
         for options in ((), ("-9",)):
             done = execserver("kill", *options, "--", name)
-            assert f"{name}: no process {name}" in done.stderr.decode()
+            assert f"execserver: no process {name}" in done.stderr.decode()
     done = execserver("kill", "one", "-9", "--", "another")
     assert (done.returncode, b"options stand before" in done.stderr or b"unexpected" in done.stderr) == (
         2,
@@ -148,6 +158,37 @@ def test_options_and_signals_are_completed(execserver: CommandLine) -> None:
     assert complete(execserver, "kill", "-s", "USR") == ["USR1", "USR2"]
 
 
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["serve", "--log-l"], {"--log-level"}),
+        (["doctor", "--js"], {"--json"}),
+        (["uninstall", "--dr"], {"--dry-run"}),
+        (["config", ""], {"show", "check"}),
+        (["config", "show", "--js"], {"--json"}),
+        (["relay", ""], {"serve", "token", "environments", "key"}),
+        (["relay", "serve", "--li"], {"--listen"}),
+        (["relay", "token", "cr"], {"create"}),
+        (["ser"], {"serve"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_the_daemon_s_commands_are_completed_with_their_options(
+    execserver: CommandLine, words: list[str], offered: set[str]
+) -> None:
+    assert set(complete(execserver, *words)) == offered
+
+
+def test_options_of_the_daemon_may_stand_before_the_command(execserver: CommandLine) -> None:
+    elsewhere = CommandLine("unix:///nowhere", execserver.folder)
+
+    done = elsewhere("--url", execserver.url, "run", "echo", "--url", "x")
+    assert (done.returncode, done.stdout) == (0, b"--url x\n"), done.stderr
+    assert elsewhere(f"--url={execserver.url}", "ps", "-q").returncode == 0
+    done = elsewhere("--token-file", "none", f"--url={execserver.url}", "ps")
+    assert (done.returncode, b"token_file= does not go with" in done.stderr) == (125, True)
+
+
 def test_process_ids_are_completed_but_for_those_that_a_shell_would_obey(execserver: CommandLine) -> None:
     import asyncio
 
@@ -175,6 +216,15 @@ def test_the_script_of_each_shell_is_printed(execserver: CommandLine, shell: str
     assert b"_ARGCOMPLETE" in done.stdout
     if (program := shutil.which(shell)) is not None:
         subprocess.run([program, "-n"], input=done.stdout, check=True, timeout=20)
+
+
+@pytest.mark.parametrize("words", [["completion", "bash"], ["config", "show"], ["doctor"]])
+def test_a_full_disk_for_the_output_is_an_error_in_words(execserver: CommandLine, words: list[str]) -> None:
+    with open("/dev/full", "wb") as full, execserver.start(*words, stdout=full) as process:
+        _, errors = process.communicate(timeout=20)
+
+    message = b"execserver: output cannot be written: No space left on device\n"
+    assert (process.returncode, errors) == (1, message)
 
 
 def test_bash_completes_with_the_script(execserver: CommandLine) -> None:

@@ -40,7 +40,10 @@ def test_ps_hides_command_lines_unless_asked_and_what_a_terminal_would_obey_alwa
 ) -> None:
     started(execserver, "sh", "-c", "sleep 50; : \x1b[31msecret")
 
-    assert b"secret" not in execserver("ps").stdout
+    without = execserver("ps").stdout.decode()
+    assert "secret" not in without
+    assert [line.split()[-1] for line in without.splitlines()] == ["NAME", "sh"]
+    assert b"secret" not in execserver("ps", "--json").stdout
     shown = execserver("ps", "--argv").stdout
     assert b"\\x1b[31msecret" in shown
     assert b"\x1b" not in shown
@@ -95,6 +98,14 @@ def test_ps_cuts_a_long_command_line_before_its_other_columns_vanish(execserver:
     assert wide.endswith(" 0 0 0")
 
 
+def test_ps_leaves_out_an_empty_column_before_it_cuts_a_command_line(execserver: CommandLine) -> None:
+    started(execserver, "sleep", "50", *["0" for _ in range(80)])
+    assert "TTY" not in on_terminal(execserver, 110, "ps", "--argv")[0]
+
+    execserver("run", "-dt", "sleep", "50")
+    assert "TTY" in on_terminal(execserver, 110, "ps", "--argv")[0]
+
+
 def test_ps_through_a_pipe_is_whole(execserver: CommandLine) -> None:
     started(execserver, "sleep", "50", *["0" for _ in range(80)])
 
@@ -112,6 +123,13 @@ def test_ps_prints_the_ids_only_if_asked_so_that_kill_takes_them(execserver: Com
     until(lambda: "running" not in states(execserver).values())
     assert execserver("ps", "-q").stdout == b""
     assert execserver("ps", "-aq").stdout.decode().split() == ids
+
+
+def test_logs_takes_the_short_name_of_tail(execserver: CommandLine) -> None:
+    process = started(execserver, "seq", "5")
+    until(lambda: states(execserver)[process] != "running")
+
+    assert execserver("logs", "-n", "2", process).stdout == b"4\n5\n"
 
 
 def test_logs_gives_each_stream_its_own_and_json_all_with_numbers(execserver: CommandLine) -> None:

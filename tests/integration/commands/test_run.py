@@ -140,7 +140,13 @@ def test_stopping_us_stops_nothing_there(execserver: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["run", "no-such-program"], 127, "no-such-program: No such file or directory"),
+        (
+            ["run", "no-such-program"],
+            127,
+            "execserver: no-such-program: not found in the PATH of the daemon\n",
+        ),
+        (["run", "-e", "PATH=/", "no-such-program"], 127, "not found in the PATH of --env\n"),
+        (["run", "./no-such-program"], 127, "./no-such-program: No such file or directory"),
         (["run", "/etc/passwd"], 126, "/etc/passwd: Permission denied"),
         (["run", "--cwd", "/nowhere", "true"], 125, "/nowhere: not a directory on the daemon"),
         (["run", "--cwd", "", "true"], 125, "cwd is empty"),
@@ -152,11 +158,17 @@ def test_stopping_us_stops_nothing_there(execserver: CommandLine) -> None:
         (["attach", "nobody"], 125, "no process nobody"),
         (["attach", "--detach-keys", "ctrl-1", "x"], 2, "no key"),
         (["logs", "nobody"], 125, "no process nobody"),
-        (["kill", "nobody"], 1, "nobody: no process nobody"),
+        (["kill", "nobody"], 1, "execserver: no process nobody"),
         (["kill", "-s", "NOPE", "x"], 2, "no signal: NOPE"),
+        (["kill", "-s", "TREM", "x"], 2, "no signal: TREM; did you mean TERM?"),
+        (["kill", "--signal", "SIGHPU", "x"], 2, "no signal: SIGHPU; did you mean HUP?"),
         (["cp", "a", "b"], 2, "one of the two paths must be on the daemon"),
         (["cp", ":nothing", "b"], 125, "No such file"),
-        (["cp", "nothing", ":b"], 125, "No such file"),
+        (["cp", "nothing", ":b"], 125, "execserver: nothing: No such file or directory\n"),
+        (["cp", "nothing", "none", ":/tmp"], 1, "execserver: none: No such file or directory\n"),
+        (["cp", "/etc/passwd", ":~/b"], 125, "~ is not expanded there: relative paths begin in /"),
+        (["cp", "-", ":~/b"], 125, "execserver: :~/b: "),
+        (["cp", ":~/b", "b"], 125, "~ is not expanded there: relative paths begin in /"),
         (["ps", "--url", "ftp://x"], 125, "ftp://x"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -224,10 +236,10 @@ def test_options_as_docker_has_them_are_taken(execserver: CommandLine, tmp_path:
         (["--det", "x"], "no such option: --det; did you mean --detach?"),
         (["-x", "y"], "no such option: -x"),
         (["-in", "x"], "-i does not go with -n"),
-        (["-di", "x"], "-i does not go with --detach"),
+        (["-di", "x"], "-i does not go with --detach: stdin is empty; with -dt, attach can type into it"),
         (["--ttl", "8h", "x"], "--ttl needs --detach"),
         (["--grace", "1", "x"], "--grace needs --timeout"),
-        (["--timeout", "soon", "x"], "no duration: 'soon'; write 90, 90s, 15m, 8h or 2d"),
+        (["--timeout", "soon", "x"], "no duration: 'soon'; write a time above 0: 90, 90s, 15m, 8h or 2d"),
         (["--"], "no command is given"),
         (["--timeout"], "expected one argument"),
     ],
@@ -284,6 +296,13 @@ def test_input_that_the_command_does_not_read_stays_for_the_next_program(execser
     )
 
     assert done.stdout == b"for cat"
+
+
+def test_docker_s_options_for_a_shell_in_the_background_are_accepted(execserver: CommandLine) -> None:
+    done = execserver("run", "-dit", "cat")
+
+    (process_id,) = done.stdout.decode().split()
+    assert execserver("ps", "-q").stdout.decode().split() == [process_id]
 
 
 def test_what_is_detached_goes_on_and_can_be_found_again(execserver: CommandLine) -> None:

@@ -34,7 +34,8 @@ def test_read_only_writes_nothing_and_the_denial_is_named(execserver: CommandLin
     (line,) = [line for line in errors.splitlines() if line.startswith("execserver: ")]
     assert line == (
         f"execserver: likely denied by the sandbox (read-only): {file}; "
-        "--sandbox workspace-write allows to write to the working directory"
+        "--sandbox workspace-write allows to write to the working directory and the folders for "
+        "temporary files, and with --writable DIR to another one"
     )
 
 

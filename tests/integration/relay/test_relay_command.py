@@ -308,7 +308,7 @@ def test_a_missing_package_is_named_with_the_way_out(tmp_path: Path) -> None:
 def test_asking_who_is_online_and_helping_load_no_server() -> None:
     script = (
         "import sys, execserver.relay.service.control_socket; "
-        "import execserver.relay.service.command as c; c._parser(); "
+        "import execserver.relay.service.command as c; c.relay_parser(); "
         "print([n for n in ('aiohttp', 'cryptography', 'pydantic', 'uvloop') if n in sys.modules])"
     )
 

@@ -3,6 +3,7 @@
 import sys
 
 from execclient.commands.app import main
+from execprotocol.command_line import until_unread
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(until_unread(lambda: main(sys.argv[1:])))

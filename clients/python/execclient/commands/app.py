@@ -12,7 +12,7 @@ from typing import NoReturn
 from execclient.commands import completion, file_commands, process_commands
 from execclient.commands.options import Command
 from execprotocol import __version__
-from execprotocol.command_line import Parser, did_you_mean, expanded
+from execprotocol.command_line import BEFORE_COMMAND, Parser, complete, did_you_mean, expanded, is_completion
 
 _DESCRIPTION = (
     "Run commands and copy files on the machine of a daemon, for AI agents and people. "
@@ -56,6 +56,9 @@ COMMANDS = {
 }
 """The commands by name, in the order of the help."""
 
+_HABITS = {"exec": "run", "list": "ps", "ls": "ps", "stop": "kill", "rm": "kill"}
+"""Commands of docker and others that have another name here."""
+
 
 def main(argv: Sequence[str], others: Mapping[str, str] | None = None) -> NoReturn:
     """Run `execserver ARGUMENTS` and exit.
@@ -64,15 +67,18 @@ def main(argv: Sequence[str], others: Mapping[str, str] | None = None) -> NoRetu
         argv: the arguments.
         others: further commands of the program, which the caller runs: name and summary.
     """
-    if not argv and completion.is_requested():
-        completion.complete(_parser(others or {}, with_options=True))
+    if is_completion(argv):
+        complete(_parser(others or {}, with_options=True))
     argv = expanded(argv)
     if argv and argv[0] in COMMANDS:
         sys.exit(_run(argv[0], argv[1:]))
     parser = _parser(others or {})
     if argv and not argv[0].startswith("-"):
         known = [*(others or {}), *COMMANDS, "help", "version"]
-        parser.error(f"no such command: {argv[0]}{did_you_mean(argv[0], known)}")
+        hint = did_you_mean(_HABITS.get(argv[0], argv[0]), known)
+        parser.error(f"no such command: {argv[0]}{hint}")
+    if argv and argv[0].partition("=")[0] in BEFORE_COMMAND:
+        parser.error("no command is given")
     parser.parse(argv)
     parser.print_help()
     sys.exit(2)
@@ -91,7 +97,7 @@ def _run(name: str, argv: Sequence[str]) -> int:
 def _parser(others: Mapping[str, str], *, with_options: bool = False) -> Parser:
     """The parser of the program. Its commands need their options for completion only."""
     parser = Parser(prog="execserver", description=_DESCRIPTION)
-    parser.add_argument("--version", action="version", version=f"execserver {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"execserver {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, summary in others.items():
         commands.add_parser(name, help=summary)

@@ -6,13 +6,9 @@ returns are among them only if no shell gives them a meaning.
 
 from __future__ import annotations
 
-import os
 import re
 from argparse import Action, Namespace
 from collections.abc import Callable, Sequence
-from typing import NoReturn
-
-from execprotocol.command_line import Parser
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -28,23 +24,6 @@ Completer = Callable[..., Sequence[str]]
 def complete_with(action: Action, completer: Completer) -> None:
     """Set the words of an option or argument; by default they are its choices, else names of files."""
     action.completer = completer  # type: ignore[attr-defined]  # where argcomplete looks for it
-
-
-def is_requested() -> bool:
-    """Whether a shell asks for completions."""
-    return "_ARGCOMPLETE" in os.environ
-
-
-def complete(parser: Parser) -> NoReturn:
-    """Print the completions that a shell asks for, and exit.
-
-    Args:
-        parser: of the program, with all commands.
-    """
-    from argcomplete import autocomplete
-
-    autocomplete(parser, always_complete_options=False)
-    raise AssertionError("argcomplete exits")
 
 
 def script(shell: str) -> str:

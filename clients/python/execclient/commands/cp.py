@@ -30,7 +30,7 @@ from execclient import (
     TreeProgress,
 )
 from execclient.commands.daemon import DaemonOptions
-from execclient.commands.failures import INCOMPLETE, CommandExit, print_message
+from execclient.commands.failures import INCOMPLETE, CommandExit, print_message, system_error
 from execclient.commands.sandboxes import file_sandbox
 from execclient.commands.signals import Signals
 from execclient.commands.terminal import screen_size
@@ -136,7 +136,7 @@ async def _copy(
 ) -> None:
     sandbox = await file_sandbox(executor, options.sandbox, executor.cwd)
     files = executor.fs if sandbox is None else executor.fs.confined(sandbox)
-    await _Copier(files, executor.capabilities, destination, options, report).copy(sources)
+    await _Copier(files, executor, destination, options, report).copy(sources)
 
 
 def _check_directions(sources: Sequence[str], destination: str) -> None:
@@ -155,13 +155,14 @@ class _Copier:
     def __init__(
         self,
         files: FileSystem,
-        capabilities: frozenset[str],
+        executor: Executor,
         destination: str,
         options: CopyOptions,
         report: CopyReport,
     ) -> None:
         self._fs = files
-        self._capabilities = capabilities
+        self._capabilities = executor.capabilities
+        self._cwd = executor.cwd
         self._destination = destination
         self._options = options
         self._report = report
@@ -186,7 +187,8 @@ class _Copier:
             try:
                 await copy(source)
             except (CommandExit, FileNotFoundError) as error:
-                self._report.left_out.append(str(error))
+                text = str(error) if isinstance(error, CommandExit) else system_error(error)
+                self._report.left_out.append(text)
 
     def _way(self, source: str) -> Callable[[str], Awaitable[None]]:
         match source.startswith(REMOTE), self._destination.startswith(REMOTE):
@@ -204,7 +206,8 @@ class _Copier:
         with self._progress(local.name) as progress:
             if local.is_dir():
                 self._require_recursive(source)
-                with _in_errors(REMOTE + target, tree=True):
+                with self._in_errors(REMOTE + target, tree=True):
+                    await self._require_parent(target)
                     tree = await self._fs.upload_tree(
                         local,
                         target,
@@ -214,7 +217,7 @@ class _Copier:
                     )
                 self._report.add_tree(tree, REMOTE)
                 return
-            with _in_errors(REMOTE + target):
+            with self._in_errors(REMOTE + target):
                 copied = await self._fs.upload(
                     local, target, progress=progress.show, preserve_times=self._options.preserve
                 )
@@ -222,7 +225,11 @@ class _Copier:
 
     async def _upload_stdin(self, source: str) -> None:
         path = _remote_path(self._destination)
-        with standard_stream(0) as stream, self._progress(source) as progress:
+        with (
+            standard_stream(0) as stream,
+            self._progress(source) as progress,
+            self._in_errors(REMOTE + path),
+        ):
             copied = await self._fs.upload(stream, path, progress=progress.show)
         self._report.add(REMOTE + path, copied)
 
@@ -239,7 +246,9 @@ class _Copier:
         with self._progress(PurePosixPath(remote).name) as progress:
             if stat.is_dir:
                 self._require_recursive(source)
-                with _in_errors(source, tree=True):
+                if not target.parent.is_dir():
+                    raise CommandExit(f"{target}: {target.parent} is no directory")
+                with self._in_errors(source, tree=True):
                     tree = await self._fs.download_tree(
                         remote,
                         target,
@@ -249,7 +258,7 @@ class _Copier:
                     )
                 self._report.add_tree(tree, "")
                 return
-            with _in_errors(REMOTE + remote):
+            with self._in_errors(REMOTE + remote):
                 copied = await self._fs.download(
                     remote, target, progress=progress.show, preserve_times=self._options.preserve
                 )
@@ -270,7 +279,9 @@ class _Copier:
         if stat.is_dir:
             self._require_recursive(source)
         target = await self._remote_target(await self._remote_name(remote))
-        with _in_errors(REMOTE + target):
+        with self._in_errors(REMOTE + target):
+            if stat.is_dir:
+                await self._require_parent(target)
             copied = await self._fs.copy(
                 remote,
                 target,
@@ -307,11 +318,35 @@ class _Copier:
         return name
 
     async def _stat(self, path: str) -> Stat:
+        with self._in_errors(REMOTE + path):
+            return await self._fs.stat(path)
+
+    @contextmanager
+    def _in_errors(self, path: str, *, tree: bool = False) -> Iterator[None]:
+        """Put the path in front of the daemon's error text. `SandboxRequired` passes through.
+
+        Args:
+            path: the path.
+            tree: whether it is the top of a tree, and the error may be about a path below it.
+        """
         try:
-            with _in_errors(REMOTE + path):
-                return await self._fs.stat(path)
-        except NotFound as error:
-            raise CommandExit(f"{REMOTE}{path}: {error.message}") from error
+            yield
+        except SandboxRequired:
+            raise
+        except CallFailed as error:
+            where = REMOTE + error.path if tree and error.path else path
+            reason = f": {error.reason}" if error.reason else ""
+            hint = self._home_hint(path.removeprefix(REMOTE)) if isinstance(error, NotFound) else ""
+            raise CommandExit(f"{where}: {error.message}{reason}{hint}") from error
+
+    def _home_hint(self, path: str) -> str:
+        return f"; ~ is not expanded there: relative paths begin in {self._cwd}" if path[:1] == "~" else ""
+
+    async def _require_parent(self, target: str) -> None:
+        """Trees are copied with their parents otherwise; cp(1) makes none."""
+        parent = str(PurePosixPath(target).parent)
+        if not await self._fs.is_dir(parent):
+            raise CommandExit(f"{REMOTE}{target}: {parent} is no directory{self._home_hint(target)}")
 
     def _require_recursive(self, path: str) -> None:
         if not self._options.recursive:
@@ -323,24 +358,6 @@ class _Copier:
 
 def _remote_path(path: str) -> str:
     return path.removeprefix(REMOTE) or "."
-
-
-@contextmanager
-def _in_errors(path: str, *, tree: bool = False) -> Iterator[None]:
-    """Put the path in front of the daemon's error text. `NotFound` and `SandboxRequired` pass through.
-
-    Args:
-        path: the path.
-        tree: whether it is the top of a tree, and the error may be about a path below it.
-    """
-    try:
-        yield
-    except (NotFound, SandboxRequired):
-        raise
-    except CallFailed as error:
-        where = REMOTE + error.path if tree and error.path else path
-        reason = f": {error.reason}" if error.reason else ""
-        raise CommandExit(f"{where}: {error.message}{reason}") from error
 
 
 # -- progress

@@ -18,6 +18,8 @@ from execclient.connection.connection import Json
 SESSIONS_AT_A_TIME = 16
 """Recorded sessions that `ps` resumes together: a relay's executor takes 128 streams, of all clients."""
 
+_OF_ONE_COMMAND = "a daemon at stdio: is started for one command, and has no other sessions"
+
 Listed = Mapping[str, Json]
 """An entry of the result of `process/list` (`docs/reference/messages.md`)."""
 
@@ -99,6 +101,8 @@ class Processes:
         if self._refusal is None:
             return self._listed
         records = recorded(own.url)
+        if own.url.startswith("stdio:"):
+            raise CommandExit(_OF_ONE_COMMAND)
         if not records:
             raise CommandExit(self._refusal.message)
         turns = asyncio.Semaphore(SESSIONS_AT_A_TIME)
@@ -205,6 +209,8 @@ class Processes:
             _drop(ended)
             return _record_text(ended[-1])
         where = "" if session_id is None else f" in session {session_id}"
+        if own.url.startswith("stdio:"):
+            return f"no process {process_id}{where}: {_OF_ONE_COMMAND}"
         if self._refusal is None:
             return f"no process {process_id}{where}; see: execserver ps --all"
         return (

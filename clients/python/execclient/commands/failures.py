@@ -9,7 +9,6 @@ import asyncio
 import gc
 import os
 import signal
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
@@ -45,6 +44,9 @@ _STATUS_OF_START = {
     "(os error 13)": CANNOT_EXECUTE,  # EACCES
 }
 """The status for the end of a message that the operating system caused (`docs/protocol.md`, I1)."""
+
+_IN_PATH = " in the PATH of the executor: "
+"""In the reason of the daemon for a program that is not found: the whole PATH follows."""
 
 SANDBOX_OPTION = "use --sandbox read-only or --sandbox workspace-write"
 """The way out at a daemon that requires a sandbox: all commands that it refuses have the option."""
@@ -95,10 +97,10 @@ def perform(work: Callable[[], Coroutine[None, None, int]]) -> int:
         print_message(str(error))
         return NO_DAEMON if _is_unreachable(error) else FAILED
     except BrokenPipeError:
-        _give_up_stdout()
-        return OUTPUT_CLOSED
+        raise  # ends the program in `until_unread`
     except OSError as error:
-        print_message(FOLDER_REMOVED if error.filename is None and _is_folder_removed() else str(error))
+        is_removed = error.filename is None and _is_folder_removed()
+        print_message(FOLDER_REMOVED if is_removed else system_error(error))
         return FAILED
 
 
@@ -125,9 +127,25 @@ def _is_folder_removed() -> bool:
     return False
 
 
-def start_failure(program: str, error: SystemFailure) -> CommandExit:
-    """The error for a program that could not be started, with the status that a shell would return."""
+def system_error(error: OSError) -> str:
+    """The message for an error of this machine's operating system, as cp(1) has it."""
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    return f"{os.fsdecode(error.filename)}: {error.strerror}"
+
+
+def start_failure(program: str, error: SystemFailure, *, path_of: str) -> CommandExit:
+    """The error for a program that could not be started, with the status that a shell would return.
+
+    Args:
+        program: as the user named it.
+        error: the daemon's.
+        path_of: where the `PATH` is from, in words.
+    """
     status = next((status for end, status in _STATUS_OF_START.items() if error.message.endswith(end)), FAILED)
+    if _IN_PATH in (error.reason or ""):
+        found = "not found" if status == NOT_FOUND else "only found as a file that is not executable"
+        return CommandExit(f"{program}: {found} in the PATH of {path_of}", status)
     return CommandExit(f"{program}: {error.message}" + (f": {error.reason}" if error.reason else ""), status)
 
 
@@ -135,8 +153,3 @@ def _is_unreachable(error: Exception) -> bool:
     return isinstance(error, ConnectionFailed) and not isinstance(
         error, UntrustedServer | AccessDenied | InsecureToken
     )
-
-
-def _give_up_stdout() -> None:
-    """Redirect stdout to /dev/null: the interpreter flushes it at exit, which must not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -27,6 +27,7 @@ def _add_cp(parser: Parser) -> None:
     parser.add_argument(
         "-p", "--preserve", action="store_true", help="keep times; set modes of existing files, too"
     )
+    parser.add_argument("-a", "--archive", action="store_true", help="short for -rp")
     parser.add_argument(
         "--exclude",
         action="append",
@@ -51,8 +52,8 @@ def _cp(options: Namespace) -> int:
     from execclient.commands.failures import perform
 
     copied = copying.CopyOptions(
-        recursive=options.recursive,
-        preserve=options.preserve,
+        recursive=options.recursive or options.archive,
+        preserve=options.preserve or options.archive,
         quiet=options.quiet or options.as_json,
         exclude=tuple(options.exclude),
         sandbox=sandbox_of(options),

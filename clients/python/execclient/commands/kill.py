@@ -33,7 +33,9 @@ async def kill(
         print(json.dumps(results, indent=2), flush=True)
     else:
         for each in missed:
-            print_message(f"{each['processId']}: {each['message']}")
+            # Without a session the message is why there is no such process, and names it.
+            named = each["sessionId"] is None
+            print_message(str(each["message"]) if named else f"{each['processId']}: {each['message']}")
     return INCOMPLETE if missed else 0
 
 

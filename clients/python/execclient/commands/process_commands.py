@@ -71,8 +71,12 @@ def _add_run(parser: Parser) -> None:
 
 def _run(options: Namespace) -> int:
     argv, env = command_of(options), _variables(options)
-    if options.interactive and (options.no_stdin or options.detach):
-        options.parser.error(f"-i does not go with {'-n' if options.no_stdin else '--detach'}")
+    if options.interactive and options.no_stdin:
+        options.parser.error("-i does not go with -n")
+    if options.interactive and options.detach and not options.tty:
+        options.parser.error(
+            "-i does not go with --detach: stdin is empty; with -dt, attach can type into it"
+        )
     if options.ttl is not None and not options.detach:
         options.parser.error("--ttl needs --detach: without it, the command ends with this one")
     if options.grace is not None and options.timeout is None:
@@ -215,7 +219,7 @@ def _add_logs(parser: Parser) -> None:
         "--since-seq", type=values.count, default=0, metavar="N", help="only the output after N"
     )
     parser.add_argument(
-        "--tail", type=values.count, metavar="N", help="begin with the last N lines that are retained"
+        "-n", "--tail", type=values.count, metavar="N", help="begin with the last N lines that are retained"
     )
     add_json(parser)
 

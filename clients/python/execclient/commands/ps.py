@@ -36,7 +36,8 @@ class PsOptions:
 async def ps(daemon: DaemonOptions, options: PsOptions) -> int:
     """Print the processes of all sessions, the oldest first."""
     async with AsyncExitStack() as stack:
-        processes = await Processes(daemon, stack).all(argv=options.argv)
+        names = options.format != "json" and not options.quiet
+        processes = await Processes(daemon, stack).all(argv=options.argv or names)
     shown = [each for each in processes if options.ended or each["state"] == "running"]
     if options.format == "json":
         ids = [each["processId"] for each in shown]
@@ -64,15 +65,18 @@ class Column(NamedTuple):
 COLUMNS = (
     Column("ID", lambda each: str(each["processId"]), 0),
     Column("STATE", lambda each: state(each), 0),
-    Column("PID", lambda each: str(each["pid"] or ""), 2, right=True),
-    Column("AGE", lambda each: rough_duration(each["ageMs"] / 1000), 1, right=True),
-    Column("CPU", lambda each: _optional(rough_duration, each["cpuSeconds"]), 4, right=True),
-    Column("MEMORY", lambda each: _optional(amount, each["rssBytes"]), 3, right=True),
-    Column("PROCS", lambda each: str(each["processCount"] or ""), 5, right=True),
-    Column("TTY", lambda each: "yes" if each["tty"] else "", 6),
-    Column("OUTPUT", lambda each: amount(each["retainedBytes"]), 7, right=True),
-    Column("SESSION", lambda each: str(each["sessionId"]), 8),
+    Column("PID", lambda each: str(each["pid"] or ""), 3, right=True),
+    Column("AGE", lambda each: rough_duration(each["ageMs"] / 1000), 2, right=True),
+    Column("CPU", lambda each: _optional(rough_duration, each["cpuSeconds"]), 5, right=True),
+    Column("MEMORY", lambda each: _optional(amount, each["rssBytes"]), 4, right=True),
+    Column("PROCS", lambda each: str(each["processCount"] or ""), 6, right=True),
+    Column("TTY", lambda each: "yes" if each["tty"] else "", 7),
+    Column("OUTPUT", lambda each: amount(each["retainedBytes"]), 8, right=True),
+    Column("SESSION", lambda each: str(each["sessionId"]), 9),
 )
+
+NAME = Column("NAME", lambda each: os.path.basename((each["argv"] or [""])[0]), 1)
+"""In place of the command line, whose arguments may be secrets."""
 
 COMMAND = Column("COMMAND", lambda each: shlex.join(each["argv"] or []), 0)
 
@@ -82,15 +86,17 @@ def table(processes: Sequence[Listed], *, argv: bool, width: int | None) -> list
 
     Args:
         processes: the rows.
-        argv: whether to add the command lines, as the last column.
+        argv: whether the last column has the command lines, in place of the names of the programs.
         width: the columns of the terminal; None for a table as wide as it needs.
     """
-    columns = [*COLUMNS, COMMAND] if argv else [*COLUMNS]
+    columns = [*COLUMNS, COMMAND if argv else NAME]
     cells = {each: [each.heading, *(printable(each.text(row)) for row in processes)] for each in columns}
     widths = {each: max(map(len, cells[each])) for each in columns}
     if width is not None:
         needed = widths | ({COMMAND: min(widths[COMMAND], COMMAND_WIDTH)} if argv else {})
-        for given_way in sorted(COLUMNS, key=lambda each: -each.rank):
+        if sum(widths.values()) + len(_SEPARATOR) * (len(columns) - 1) > width:
+            columns = [each for each in columns if not each.rank or any(cells[each][1:])]
+        for given_way in sorted(columns, key=lambda each: -each.rank):
             others = sum(needed[each] for each in columns) + len(_SEPARATOR) * (len(columns) - 1)
             if others <= width or not given_way.rank:
                 break

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from execclient import Executor, NotFound, Process, SystemFailure
+from execclient import Executor, NotFound, Process, Refused, SystemFailure
 from execclient.commands.daemon import DaemonOptions
 from execclient.commands.detached import DetachedSession
 from execclient.commands.failures import CommandExit, print_message, start_failure
@@ -24,6 +25,9 @@ from execprotocol.trust import UntrustedError
 
 if TYPE_CHECKING:
     from execclient.govern.sandbox import SandboxPolicy
+
+_LIMIT = re.compile(r"at most ([0-9.e+]+) s ")
+"""The limit in the daemon's error about a time to live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,16 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
 async def detach(daemon: DaemonOptions, command: RunOptions) -> int:
     """Start the command, print its id, and leave it running."""
     async with AsyncExitStack() as stack:
-        executor = await stack.enter_async_context(daemon.connect(keep=True, ttl=command.ttl))
+        try:
+            executor = await stack.enter_async_context(daemon.connect(keep=True, ttl=command.ttl))
+        except Refused as error:
+            limit = _LIMIT.search(error.message) if error.method == "session/setTtl" else None
+            if limit is None:
+                raise
+            most = chosen_duration(float(limit[1]))
+            raise CommandExit(
+                f"--ttl: the daemon keeps a session for at most {most} (--max-session-ttl)"
+            ) from error
         if executor.url.startswith("stdio:"):
             raise CommandExit(
                 "--detach needs a daemon that listens: over stdio the command ends with its client"
@@ -94,7 +107,7 @@ async def detach(daemon: DaemonOptions, command: RunOptions) -> int:
             line = json.dumps({**members, "pid": process.pid, "url": executor.url, "sessionTtlSeconds": ttl})
         else:
             line = process.id
-            print_message(_end_text(process.id, executor.session_ttl))
+            print_message(_end_text(process.id, executor.session_ttl, command.timeout))
         print(line, flush=True)
     return 0
 
@@ -111,7 +124,12 @@ def _record(executor: Executor, process: Process) -> None:
         )
 
 
-def _end_text(process_id: str, ttl: float | None) -> str:
+def _end_text(process_id: str, ttl: float | None, timeout: float | None) -> str:
+    if timeout is not None and (ttl is None or timeout < ttl):
+        return (
+            f"{process_id} keeps running for {chosen_duration(timeout)} (--timeout), until "
+            f"{clock_time(time.time() + timeout)}, and is then killed"
+        )
     if ttl is None:
         return f"{process_id} keeps running until the daemon ends its session; it does not report when"
     return (
@@ -145,7 +163,8 @@ async def _start(executor: Executor, command: RunOptions, *, stdin: bool) -> Pro
     except SystemFailure as error:
         if command.cwd is not None and not await _is_folder(executor, command.cwd):
             raise CommandExit(f"{command.cwd}: not a directory on the daemon's machine") from error
-        raise start_failure(command.argv[0], error) from error
+        path_of = "--env" if "PATH" in command.env else "the daemon"
+        raise start_failure(command.argv[0], error, path_of=path_of) from error
 
 
 async def _is_folder(executor: Executor, path: str) -> bool:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from execclient.govern.sandbox import SandboxPolicy
 
 _WAYS_OUT = {
-    "read-only": "; --sandbox workspace-write allows to write to the working directory",
+    "read-only": "; --sandbox workspace-write allows to write to the working directory and the folders for "
+    "temporary files, and with --writable DIR to another one",
     "workspace-write": "; --writable DIR allows to write to a directory",
 }
 """The options with which a sandbox allows more."""

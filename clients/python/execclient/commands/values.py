@@ -9,6 +9,8 @@ import time
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 
+from execprotocol.command_line import did_you_mean
+
 DEFAULT_DETACH_KEYS = "ctrl-p,ctrl-q"
 """As in docker."""
 
@@ -39,7 +41,7 @@ def duration(text: str) -> float:
     """
     found = _DURATION.fullmatch(text)
     if found is None:
-        raise ArgumentTypeError(f"no duration: {text!r}; write 90, 90s, 15m, 8h or 2d")
+        raise ArgumentTypeError(f"no duration: {text!r}; write a time above 0: 90, 90s, 15m, 8h or 2d")
     seconds = float(found[1]) * _UNITS[found[2]]
     if not SHORTEST_SECONDS <= seconds < TEN_YEARS:
         raise ArgumentTypeError(
@@ -80,7 +82,8 @@ def signal_name(text: str) -> str:
     if base == "SIGRTMIN" and plus and offset.isdecimal():
         return name  # the daemon's C library numbers it
     if name not in signal.Signals.__members__:
-        raise ArgumentTypeError(f"no signal: {text}")
+        names = [each.removeprefix("SIG") for each in signal.Signals.__members__]
+        raise ArgumentTypeError(f"no signal: {text}{did_you_mean(name.removeprefix('SIG'), names)}")
     return name
 
 

@@ -76,6 +76,7 @@ def test_each_failure_has_its_status_and_a_line(
 
 @pytest.mark.parametrize(("number", "status"), [(2, 127), (8, 126), (13, 126), (12, 125), (22, 125)])
 def test_a_failed_start_has_the_status_of_a_shell(number: int, status: int) -> None:
-    failure = start_failure("x", SystemFailure("process/start", -32603, f"Text (os error {number})"))
+    error = SystemFailure("process/start", -32603, f"Text (os error {number})")
+    failure = start_failure("x", error, path_of="the daemon")
 
     assert failure.status == status
