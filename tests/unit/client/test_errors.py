@@ -185,7 +185,7 @@ def test_an_error_reply_is_one_of_pythons_by_its_number(
     assert isinstance(error, python)
     assert (error.code, error.errno, error.path, error.reason) == (kind.code, number, "/p", "so")
     assert error.message == f"Text (os error {number})"
-    assert str(error) == f"fs/x: Text (os error {number}): so ({code})"
+    assert str(error) == f"/p: Text (os error {number}): so"
 
 
 @pytest.mark.parametrize("data", [None, {}, {"reason": 3, "path": []}, {"code": "x"}])
