@@ -360,7 +360,8 @@ class Process:
     """A process. Get one from `Executor.start`.
 
     Iterating yields the output in order, from its first byte, until it has ended. Several threads may
-    iterate: each chunk goes to one of them. Leaving `with process:` kills the process if it still runs.
+    iterate: each chunk goes to one of them. Leaving `with process:` kills the process if it still runs, and waits
+    for its exit, some seconds at most.
     """
 
     def __init__(self, thread: LoopThread[core.Executor], process: core.Process) -> None:
