@@ -155,6 +155,8 @@ class DaemonNotRunning(ConnectionFailed, ConnectionRefusedError):
     """No server is listening at the URL; the message says how to start a daemon."""
 
     code = "daemon_not_running"
+    own_daemon: ClassVar[str] = 'connect("stdio:")'
+    """What the message offers in place of a running daemon. The command line has words of its own for it."""
 
 
 class EnvironmentOffline(ConnectionFailed):
