@@ -38,7 +38,10 @@
 
 Where Python has a class for an error, that is a base, too: `NotFound` is a `FileNotFoundError`, `CallTimeout`
 a `TimeoutError`, `ConnectionLost` a `ConnectionError`, `SystemFailure` an `OSError`, and by its `errno` a
-`FileNotFoundError`, `FileExistsError`, `PermissionError`, `IsADirectoryError` or `NotADirectoryError`.
+`FileNotFoundError`, `FileExistsError`, `PermissionError`, `IsADirectoryError` or `NotADirectoryError`. In a
+traceback these are `StartMissing`, `AlreadyThere`, `StartDenied`, `Denied` (a `Refused`), `IsDirectory` and
+`NotDirectory`, and a `CommandFailed` after a time limit is a `CommandTimedOut`. Do not import these: catch
+the class of Python, or the base.
 
 All errors can be pickled and copied, with their attributes and notes, but without causes and tracebacks.
 
