@@ -71,7 +71,7 @@ class SessionRegistry:
         self._sessions[session.id] = session
         self._holders[session.id] = holder
         measures.sessions_opened += 1
-        log.info("session opened", session=session.id)
+        log.debug("session opened", session=session.id)
         return session
 
     def resume(self, session_id: str, holder: AttachedConnection) -> Session:
@@ -154,7 +154,7 @@ class SessionRegistry:
         """
         ending = session.ending
         if ending is None:
-            log.info("session ends as its client asks", session=session.id)
+            log.debug("session ends as its client asks", session=session.id)
             ending = self._begin_end(session, "sessionEnded")
         return asyncio.shield(ending)
 
@@ -217,19 +217,21 @@ class SessionRegistry:
         session.processes.refuse_starts()
         session.processes.remember_all(reason, at_ms, ttl_ms)
         reach("session-ending")
-        return self._kill_soon(session)
+        return self._kill_soon(session, by_client=reason == "sessionEnded")
 
-    def _kill_soon(self, session: Session) -> asyncio.Task[None]:
-        task = session.ending = asyncio.get_running_loop().create_task(self._kill(session))
+    def _kill_soon(self, session: Session, *, by_client: bool = False) -> asyncio.Task[None]:
+        task = session.ending = asyncio.get_running_loop().create_task(self._kill(session, by_client))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         return task
 
-    async def _kill(self, session: Session) -> None:
+    async def _kill(self, session: Session, by_client: bool) -> None:
         processes = len(session.processes)
         survivors = await session.processes.end()
         self._executor.recovery.session_ended(session.id)
-        log.info("session ended", session=session.id, processes=processes, survivors=survivors)
+        # For the operator only if a client may have lost something, or something is left.
+        note = log.info if survivors or (processes and not by_client) else log.debug
+        note("session ended", session=session.id, processes=processes, survivors=survivors)
         # Shows a leak without a debugger.
         self._tidy_up_soon()
         log.debug("daemon", sessions=len(self), tasks=len(asyncio.all_tasks()), live=self._executor.live)

@@ -116,10 +116,13 @@ def _migrate(old: str, path: str, new: int) -> str | None:
         except _InUseError:
             _store(new, _SEEN, identity.encode())
             return f"{old} is in use by a daemon of an earlier version: it is migrated at a later start"
-        _tidy(folder)
+        if count:
+            _tidy(folder)
     finally:
         os.close(folder)
     _store(new, _SEEN, _DONE.encode())
+    if not count:
+        return None  # perhaps the folder of another home folder, whose daemon runs
     with suppress(OSError):
         os.rmdir(old)
     rest = "; the rest of it can be removed" if os.path.lexists(old) else ""

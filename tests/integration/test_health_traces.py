@@ -75,7 +75,7 @@ def test_each_request_has_the_ids_of_its_own_trace(start_server: StartServer, tm
 
 
 def test_a_context_that_is_not_valid_is_treated_as_absent(start_server: StartServer, tmp_path: Path) -> None:
-    server = start_server(f"unix://{tmp_path}/s")
+    server = start_server(f"unix://{tmp_path}/s", "--log-level", "debug")
     with server.connect(handshake=False) as client:
         initialize(client, trace={"traceparent": f"00-{'0' * 32}-{PARENT}-01", "tracestate": "x"})
 
@@ -149,7 +149,7 @@ def attributes(span: Span) -> dict[str, Any]:
 
 def test_a_request_is_a_span_below_the_clients(start_server: StartServer, collector: Collector) -> None:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "20"}
-    server = start_server("ws://127.0.0.1:0", env=env)
+    server = start_server("ws://127.0.0.1:0", "--log-level", "debug", env=env)
     with server.connect(handshake=False) as client:
         initialize(client, trace=CONTEXT)
         client.failure(client.request("fs/readFile", {"path": "file:///no/such"}, trace=CONTEXT))
@@ -203,7 +203,7 @@ def test_the_last_spans_leave_with_the_service(start_server: StartServer, collec
 
 def test_a_client_that_does_not_sample_is_obeyed(start_server: StartServer, collector: Collector) -> None:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "20"}
-    server = start_server("ws://127.0.0.1:0", env=env)
+    server = start_server("ws://127.0.0.1:0", "--log-level", "debug", env=env)
     with server.connect(handshake=False) as client:
         initialize(client, trace={"traceparent": f"00-{TRACE}-{PARENT}-00"})
         client.call("environment/status")

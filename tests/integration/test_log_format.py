@@ -9,12 +9,14 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.conformance.endpoint import socket_folder
+from tests.conftest import StartServer
 from tests.sandbox_user import remove_tree
 from tests.support.wire import PATIENCE
 
@@ -91,3 +93,20 @@ def test_a_relay_does_the_same(tmp_path: Path) -> None:
     command = ("relay", "serve", "--listen", "http://127.0.0.1:0", "--state-dir", str(tmp_path / "state"))
     assert "[info]" in logged("terminal", command=command, NO_COLOR="1")
     assert json.loads(lines(logged("pipe", command=command))[0])["level"]
+
+
+def test_a_client_that_comes_and_goes_is_a_detail(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server(f"unix://{tmp_path}/s", "--log-level", "debug")
+    with server.connect() as client:
+        client.start("/bin/sleep", "600")
+        client.call("session/end")
+    deadline = time.monotonic() + PATIENCE
+    while "session ended" not in server.stderr:
+        assert time.monotonic() < deadline, server.stderr
+        time.sleep(0.01)
+
+    found = [(line["event"], line["level"]) for line in map(json.loads, server.stderr.splitlines())]
+    assert [each for each in found if each[1] != "debug"] == [("ready", "info")]
+    assert {"session opened", "session ends as its client asks", "session ended"} <= {
+        name for name, _ in found
+    }

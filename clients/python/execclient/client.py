@@ -6,6 +6,7 @@ import ssl as tls
 from collections.abc import Container, Generator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
+from typing import TYPE_CHECKING, Never
 
 from execclient import arguments
 from execclient.arguments import AnyPath, Sandbox
@@ -31,6 +32,11 @@ CALL_SECONDS = 60.0
 CLIENT_NAME = "execclient"
 
 _NO_LIMIT = "math.inf sets no limit"
+
+_NOT_OPEN = (
+    "use `async with connect() as executor` or `executor = await connect()`, or without an event loop "
+    "`from execclient.sync import connect`"
+)
 
 
 class Executor:
@@ -411,6 +417,18 @@ class connect:  # noqa: N801 - called like a function, as `open`
     ) -> None:
         assert self._executor is not None
         await self._executor.close()
+
+    if not TYPE_CHECKING:  # a type checker reports all of this by itself
+
+        def __getattr__(self, name: str) -> Never:
+            hint = "" if name.startswith("_") else f": {_NOT_OPEN}"
+            raise AttributeError(f"'connect' object has no attribute {name!r}{hint}", name=name, obj=self)
+
+        def __enter__(self) -> Never:
+            raise TypeError(f"connect() is entered by an event loop: {_NOT_OPEN}")
+
+        def __exit__(self, *_: object) -> None:
+            """Is never called; without it `with` would not come as far as the error above."""
 
     async def _open(self) -> Executor:
         found = self._target()

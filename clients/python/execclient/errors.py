@@ -38,7 +38,10 @@
 
 Where Python has a class for an error, that is a base, too: `NotFound` is a `FileNotFoundError`, `CallTimeout`
 a `TimeoutError`, `ConnectionLost` a `ConnectionError`, `SystemFailure` an `OSError`, and by its `errno` a
-`FileNotFoundError`, `FileExistsError`, `PermissionError`, `IsADirectoryError` or `NotADirectoryError`.
+`FileNotFoundError`, `FileExistsError`, `PermissionError`, `IsADirectoryError` or `NotADirectoryError`. In a
+traceback these are `StartMissing`, `AlreadyThere`, `StartDenied`, `Denied` (a `Refused`), `IsDirectory` and
+`NotDirectory`, and a `CommandFailed` after a time limit is a `CommandTimedOut`. Do not import these: catch
+the class of Python, or the base.
 
 All errors can be pickled and copied, with their attributes and notes, but without causes and tracebacks.
 
@@ -75,6 +78,7 @@ class ExecServerError(Exception):
         path: the absolute path that the error is about, at the executor, or, for a socket or a file of rules,
             on this machine. For a start: the program, interpreter or folder that is missing or not
             accessible. None if there is none, or it is unknown.
+        destination: of a copy or a rename at the executor, absolute; `path` is then the source.
         cwd: the working directory of the command.
         errno: of the failed system call, with the numbers of Linux; None if no system call failed.
     """
@@ -82,6 +86,7 @@ class ExecServerError(Exception):
     code: ClassVar[str] = "exec_server_error"
     program: str | None = None
     path: str | None = None
+    destination: str | None = None
     cwd: str | None = None
     errno: int | None = None
 
@@ -97,15 +102,23 @@ class ExecServerError(Exception):
         *,
         program: str | None = None,
         path: str | None = None,
+        destination: str | None = None,
         cwd: str | None = None,
         errno: int | None = None,
     ) -> Self:
         """This error, with the given attributes that were unknown before."""
         self.program = self.program or program
         self.path = self.path or path
+        self.destination = self.destination or destination
         self.cwd = self.cwd or cwd
         self.errno = self.errno or errno
-        _set_os_members(self, self.path, self.errno)
+        _set_os_members(self)
+        return self
+
+    def of_path(self, path: str) -> Self:
+        """This error, about the path that the caller gave, in place of a temporary or an unknown one."""
+        self.path, self.destination = path, None
+        _set_os_members(self)
         return self
 
 
@@ -116,10 +129,10 @@ def _os_members(error: Exception) -> dict[str, object]:
     return {name: getattr(error, name) for name in ("filename", "filename2", "strerror")}
 
 
-def _set_os_members(error: Exception, path: str | None, number: int | None) -> None:
+def _set_os_members(error: ExecServerError) -> None:
     if isinstance(error, OSError):
-        error.filename = path
-        error.strerror = os.strerror(number) if number else None
+        error.filename, error.filename2 = error.path, error.destination
+        error.strerror = os.strerror(error.errno) if error.errno else None
 
 
 def _unpickled(kind: type[ExecServerError], args: tuple[object, ...]) -> ExecServerError:
@@ -145,6 +158,8 @@ class DaemonNotRunning(ConnectionFailed, ConnectionRefusedError):
     """No server is listening at the URL; the message says how to start a daemon."""
 
     code = "daemon_not_running"
+    own_daemon: ClassVar[str] = 'connect("stdio:")'
+    """What the message offers in place of a running daemon. The command line has words of its own for it."""
 
 
 class EnvironmentOffline(ConnectionFailed):
@@ -381,7 +396,7 @@ class PolicyError(ExecServerError):
 
 
 class CallFailed(ExecServerError):
-    """The server responded with an error.
+    """The server responded with an error. The text of one about a file begins with its path at the executor.
 
     Attributes:
         method: of the wire.
@@ -405,6 +420,15 @@ class CallFailed(ExecServerError):
         self.message = message
         self.reason = reason
         self.about(errno=os_error_number(message))
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if self.path is None or not self.method.startswith("fs/"):
+            return text
+        text = text.removeprefix(f"{self.method}: ").removesuffix(f" ({self.wire_code})")
+        if f"`{self.path}`" in text:  # the server has named it
+            return text
+        return f"{self.path if self.destination is None else f'{self.path} -> {self.destination}'}: {text}"
 
 
 _BY_ERRNO: dict[tuple[type, int], type[CallFailed]] = {}

@@ -256,7 +256,7 @@ class LocalTarget:
                 os.replace(self._part, self._target)
             except OSError as error:
                 if self._existing is None or error.errno not in _CANNOT_REPLACE:
-                    raise
+                    raise OSError(error.errno, error.strerror, self._target) from None
                 in_place = True
         if in_place:
             self._overwrite(wanted if preserved is not None else Attributes())
@@ -281,6 +281,7 @@ class LocalTarget:
             )
         except OSError as error:
             if self._existing is None or error.errno not in _CANNOT_REPLACE:
+                error.filename = self._target
                 raise
             number, self._part = tempfile.mkstemp(".part")
         return cast("BinaryIO", open(number, "w+b"))

@@ -37,7 +37,8 @@ class Process:
 
     Iterating yields the output in order, from its first byte, as `(stream, data)`, until both streams have
     ended; by one task at a time. `async for` may be left and begun again: it continues where it was. Leaving
-    `async with process:` kills the process if it still runs, unless it belongs to another session.
+    `async with process:` kills the process if it still runs, and waits for its exit, some seconds at most,
+    unless it belongs to another session.
     """
 
     def __init__(
@@ -331,7 +332,8 @@ class Process:
         """Send SIGKILL, by default to the process and all its descendants.
 
         Waits some seconds at most, and raises no error, even if the connection is lost at the moment. If
-        cancelled, it continues in the background.
+        cancelled, it continues in the background. Unlike `terminate` it does not return whether there was
+        something to kill: what is left of the tree is killed after the exit, too.
 
         Args:
             scope: `tree` includes descendants with a session of their own and those that outlived the

@@ -6,14 +6,14 @@ import asyncio
 import signal as signals
 import warnings
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Literal, Protocol, get_args
 
 from execclient import arguments
 from execclient.errors import ExecServerError, NoSuchProcess, Unsupported, WaitTimeout
 from execclient.session.inbox import Inbox
 from execclient.session.replay import reference
-from execclient.session.session import Session
+from execclient.session.session import KILL_SECONDS, Session
 
 LINGER_SECONDS = 0.5
 """How long to wait for the end of the output after the exit of the process. A background child may keep the
@@ -111,9 +111,15 @@ async def send_signal(session: Session, inbox: Inbox, name: str, scope: Scope) -
 
 
 async def end_group(session: Session, inbox: Inbox) -> None:
-    """Kill the group of a process. If cancelled, it continues in the background."""
+    """Kill the group of a process, and wait for its exit, for some seconds at most.
+
+    If cancelled, the kill continues in the background.
+    """
     try:
         await session.call("process/terminate", {**reference(inbox.key), "scope": "group"})
+        with suppress(TimeoutError, NoSuchProcess):
+            async with asyncio.timeout(KILL_SECONDS):
+                await inbox.until_exited()
     except ExecServerError:
         raise
     except BaseException:

@@ -23,6 +23,7 @@ Each method is documented at the method of the same name in `execclient`. In add
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import time
 import warnings
@@ -40,6 +41,7 @@ from execclient.errors import ExecutorClosed, OutputGap
 from execclient.loop_thread import Disposal, LoopCall, LoopThread
 from execclient.output_text import MAX_LINE, LineOptions, begun
 from execclient.process_control import deprecated_scope, described, late
+from execclient.process_input import Communication
 from execclient.results import Chunk, Line, TextChunk
 
 __all__ = ["Executor", "FileSystem", "LineStream", "Process", "TextStream", "connect"]
@@ -136,7 +138,8 @@ def _connecting(open_: Callable[P, AbstractAsyncContextManager[core.Executor]]) 
             thread.close()
             raise
 
-    connect.__wrapped__ = open_  # type: ignore[attr-defined]  # for `inspect.signature`
+    signature = inspect.signature(open_).replace(return_annotation="Executor")
+    connect.__signature__ = signature  # type: ignore[attr-defined]  # for `help`
     return connect
 
 
@@ -340,6 +343,9 @@ class OutputQueue:
         fetch = self._fetch
         return not self._waiting and fetch is not None and fetch.done and not fetch.result()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of process {self._process.id}, waiting chunks: {len(self._waiting)}>"
+
     async def _fetch_batch(self) -> bool:
         try:
             self._waiting.append(await anext(self._process))
@@ -360,7 +366,8 @@ class Process:
     """A process. Get one from `Executor.start`.
 
     Iterating yields the output in order, from its first byte, until it has ended. Several threads may
-    iterate: each chunk goes to one of them. Leaving `with process:` kills the process if it still runs.
+    iterate: each chunk goes to one of them. Leaving `with process:` kills the process if it still runs, and
+    waits for its exit, some seconds at most.
     """
 
     def __init__(self, thread: LoopThread[core.Executor], process: core.Process) -> None:
@@ -433,6 +440,11 @@ class Process:
         self._lines = self._lines or (LineStream(self, *options), options)
         return begun(*self._lines, options)
 
+    @property
+    def communication(self) -> Communication:
+        """What `communicate` has sent and received. Internal: it may change between versions."""
+        return self._core.communication
+
     def communicate(
         self,
         input: bytes | str | None = None,  # noqa: A002 - as in `subprocess`
@@ -442,7 +454,7 @@ class Process:
 
         Parameters and errors are those in `execclient`.
         """
-        communication = self._core.communication
+        communication = self.communication
         self._thread.call(lambda: communication.begin(input))
         # From here, and not on the loop: the queue may have output that was not taken yet.
         timeout = arguments.waiting(timeout)

@@ -37,6 +37,7 @@ from execclient.local_files import Attributes, LocalSource, LocalTarget, opened,
 from execclient.results import Copied, Progress, Stat
 from execclient.session.session import cancel
 from execprotocol.limits import MAX_BLOCK_BYTES
+from execprotocol.path_uri import parse_path_uri
 
 BLOCKS_AHEAD = 8
 """Concurrent requests for blocks: enough to hide the latency."""
@@ -159,7 +160,11 @@ class RemoteFile:
 
     async def _read(self, offset: int, length: int) -> tuple[bytes, bool]:
         params = {"handleId": self._handle, "offset": offset, "len": length}
-        result = await self._session.call("fs/readBlock", params)
+        try:
+            result = await self._session.call("fs/readBlock", params)
+        except CallFailed as error:
+            error.of_path(parse_path_uri(self._uri))
+            raise
         return b64decode(result["chunk"], validate=True), result["eof"]
 
     async def digest(self, size: int | None) -> str:
@@ -305,6 +310,15 @@ class Upload:
 
     async def _put(self, source: LocalSource, path: AnyPath, *, verify: bool, preserve: bool) -> Copied:
         target, replaces = await self._place(path)
+        try:
+            return await self._replace(source, target, replaces=replaces, verify=verify, preserve=preserve)
+        except (CallFailed, OutcomeUnknown) as error:
+            error.of_path(target)  # and not of the part file
+            raise
+
+    async def _replace(
+        self, source: LocalSource, target: str, *, replaces: bool, verify: bool, preserve: bool
+    ) -> Copied:
         mode = source.attributes.mode
         installs = _INSTALL in self._session.capabilities
         private = installs and (replaces or mode is not None)
@@ -315,7 +329,7 @@ class Upload:
             finally:
                 await remote.close()
             if verify and await self._files.digest(part) != digest:
-                raise TransferFailed(f"{os.fspath(path)}: the new file differs from the sent data")
+                raise TransferFailed(f"{target}: the new file differs from the sent data")
             if not installs:
                 await self._rename(part, target, digest)
                 return Copied(size, mode_kept=replaces or mode is None)
@@ -332,7 +346,7 @@ class Upload:
         try:
             target = await self._files.resolve(path)
         except NotFound:
-            return os.fspath(path), False
+            return parse_path_uri(self._files.uri(path)), False
         if not (await self._files.stat(target)).is_file:
             raise TransferFailed(f"{target} exists, and is not a regular file")
         return target, True
@@ -350,7 +364,7 @@ class Upload:
             if not (replaces and mode is not None and folder and _is_not_writable(error)):
                 with suppress(ExecServerError):
                     await self._files.remove(part, missing_ok=True)
-                raise _about(error, target) from None
+                raise
             part = part_path(os.path.join(folder, os.path.basename(target)))
             remote = self._part(part, mode)
             try:
@@ -431,12 +445,6 @@ class Upload:
 
     async def _is_moved(self, part: str, target: str, digest: str) -> bool:
         return not await self._files.exists(part) and await self._files.digest(target) == digest
-
-
-def _about(error: CallFailed, target: str) -> CallFailed:
-    """The error of opening a part file, with the path that the caller knows."""
-    error.path = None
-    return error.about(path=target)
 
 
 def _without_room(error: CallFailed, target: str, temporary_folder: str) -> CallFailed:

@@ -185,9 +185,8 @@ class TreeTransfer:
     def leave_out_failed(self, path: str, error: Exception, *, remote: bool) -> None:
         """Report a file that cannot be copied, or raise the error if it would be the same for all others."""
         if isinstance(error, CallFailed):
-            error.path = path
             if error.errno in _FULL:
-                raise error
+                raise error.of_path(path)
             reason = error.message
         elif isinstance(error, TransferFailed):
             reason = str(error).removeprefix(f"{path}: ")

@@ -429,7 +429,7 @@ async def test_a_handle_that_is_opened_again_has_the_sandbox(
         (outside / "other").rename(outside / "link")
 
     files = free_executor.fs.confined(ReadOnly(deny_read=("**/secret*",)), workspace=outside)
-    with pytest.raises(PermissionError, match="fs/open"):
+    with pytest.raises(PermissionError, match=f"^{outside}/link: "):
         await files.download(outside / "link", here / "copy", progress=cutting(free_executor, 3 * MIB, turn))
     assert free_executor.recoveries == 1
     assert not (here / "copy").exists()

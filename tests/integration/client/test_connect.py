@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import errno
 import os
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,11 +30,27 @@ NOBODY = 65534
 
 
 async def test_without_a_daemon_the_error_says_how_to_start_one(tmp_path: Path) -> None:
-    with pytest.raises(
-        DaemonNotRunning, match=f"execserver serve --listen unix://{tmp_path}/none .*--url stdio:"
-    ):
+    hint = rf'execserver serve --listen unix://{tmp_path}/none .*connect\("stdio:"\)'
+    with pytest.raises(DaemonNotRunning, match=hint) as raised:
         async with connect(f"unix://{tmp_path}/none"):
             pass
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOENT, f"{tmp_path}/none")
+    shown = "".join(traceback.format_exception(raised.value))
+    assert "asyncio/" not in shown
+    assert "direct cause" not in shown
+
+
+def test_connect_without_an_event_loop_says_what_to_write(url: str) -> None:
+    hint = "`async with connect\\(\\) as executor`.*execclient.sync"
+    with pytest.raises(TypeError, match=hint), connect(url):  # type: ignore[attr-defined]
+        pass
+    for name in ("run", "start", "fs", "no_such_name"):
+        with pytest.raises(AttributeError, match=f"'{name}': use {hint}"):
+            getattr(connect(url), name)
+    assert not hasattr(connect(url), "run")
+    with pytest.raises(AttributeError, match=r"'__len__'$"):
+        connect(url).__len__  # type: ignore[attr-defined]  # noqa: B018
+    assert repr(copy.copy(connect(url))) == f"<connect {url}>"
 
 
 async def test_a_socket_that_a_dead_daemon_left_is_the_same(tmp_path: Path) -> None:

@@ -105,6 +105,40 @@ def test_the_old_terminate_warns_code_without_a_loop_at_its_own_line(url: str) -
             process.kill()
 
 
+@pytest.mark.parametrize(
+    "script", ["exec sleep 60", "sleep 60 & exec sleep 60", "trap '' TERM INT; while :; do sleep 1; done"]
+)
+async def test_a_process_has_its_exit_code_right_after_its_block(
+    executor: Executor, url: str, script: str
+) -> None:
+    for _ in range(10):
+        async with await executor.start(["sh", "-c", script]) as process:
+            pass
+        assert process.poll() == 137
+
+    def without_a_loop() -> int | None:
+        with sync.connect(url) as blocking, blocking.start(["sh", "-c", script]) as process:
+            pass
+        return process.poll()
+
+    assert await asyncio.to_thread(without_a_loop) == 137
+
+
+async def test_a_block_that_is_cancelled_at_its_end_kills_all_the_same(executor: Executor) -> None:
+    process = await executor.start(["sleep", "60"])
+
+    async def block() -> None:
+        async with process:
+            pass
+
+    leaving = asyncio.create_task(block())
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert await process.wait(10) == 137
+
+
 async def test_send_signal_is_signal(executor: Executor) -> None:
     process = await executor.start(["sh", "-c", f"trap 'exit 9' USR1; echo ready; {LOOP}"])
     await ready(process)

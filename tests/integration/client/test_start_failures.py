@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from execclient import CommandFailed, ExecServerError, Executor, NotFound, SystemFailure, connect
+from execclient import CallFailed, CommandFailed, ExecServerError, Executor, NotFound, SystemFailure, connect
 from execclient.govern.sandbox import ReadOnly
 from execclient.sync import connect as connect_sync
 from tests.conftest import StartServer
@@ -250,6 +250,49 @@ async def test_files_are_errors_of_python_with_their_paths(executor: Executor, t
     with pytest.raises(NotADirectoryError) as not_directory:
         await executor.fs.read_bytes(tmp_path / "file" / "x")
     assert not_directory.value.errno == errno.ENOTDIR
+
+
+async def test_the_text_of_a_file_error_begins_with_its_path_at_the_daemon(
+    executor: Executor, tmp_path: Path
+) -> None:
+    files, local = executor.fs, tmp_path / "local"
+    local.touch()
+    missing = "No such file or directory (os error 2)"
+    cases = [
+        (files.read_text("/no/such"), f"/no/such: {missing}"),
+        (files.read_text("such"), f"{executor.cwd}/such: {missing}"),
+        (files.write_bytes("/no/such", b""), f"/no/such: {missing}"),
+        (files.rename(local, "/no/such"), f"{local} -> /no/such: {missing}"),
+        (files.copy("such", "other"), f"{executor.cwd}/such -> {executor.cwd}/other: {missing}"),
+        (files.read_bytes(tmp_path), f"path `{tmp_path}` is not a file"),
+        (files.download("/no/such", tmp_path / "got"), f"/no/such: {missing}"),
+        (files.upload(local, "/no/such"), f"/no/such: {missing}"),
+        (files.upload(local, "no/such"), f"{executor.cwd}/no/such: {missing}"),
+    ]
+    for call, text in cases:
+        with pytest.raises(CallFailed) as raised:
+            await call
+        assert (str(raised.value), str(pickle.loads(pickle.dumps(raised.value)))) == (text, text)
+        assert raised.value.method.startswith("fs/")
+        assert str(raised.value.path) in text
+        assert ".part" not in repr(vars(raised.value) | {"filename": getattr(raised.value, "filename", "")})
+
+
+async def test_a_failed_download_names_its_target_and_no_temporary_file(
+    executor: Executor, tmp_path: Path
+) -> None:
+    (tmp_path / "source").mkdir()
+    source, target = tmp_path / "source/file", tmp_path / "no/such"
+    source.write_text("content")
+    with pytest.raises(FileNotFoundError) as raised:
+        await executor.fs.download(source, target)
+    assert str(raised.value) == f"[Errno 2] No such file or directory: '{target}'"
+
+    full = tmp_path / "copies"
+    full.mkdir()
+    (full / "file").mkdir()
+    copied = await executor.fs.download_tree(tmp_path / "source", full)
+    assert [(left.path, ".part" in left.reason) for left in copied.left_out] == [(str(full / "file"), False)]
 
 
 async def test_time_limits_are_timeouts(executor: Executor) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import linecache
 import os
+import pydoc
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -34,6 +36,7 @@ from tests.support.threads import settled
 from tests.support.wire import wait_gone
 
 PATIENCE = 10.0
+PROPERTIES = (property, cached_property)
 SKINS = ("Executor", "Process", "FileSystem", "TextStream", "LineStream")
 TWINS = {"__iter__": "__aiter__", "__next__": "__anext__", "__enter__": "__aenter__", "__exit__": "__aexit__"}
 
@@ -63,7 +66,7 @@ def test_a_class_has_the_names_and_the_signatures_of_its_twin(name: str) -> None
 
     assert sorted(ours) == sorted(theirs)
     for each, member in theirs.items():
-        assert isinstance(ours[each], property) == isinstance(member, property), each
+        assert isinstance(ours[each], PROPERTIES) == isinstance(member, PROPERTIES), each
         if callable(member):
             assert inspect.signature(ours[each]) == inspect.signature(member), each
             assert not inspect.iscoroutinefunction(ours[each]), each
@@ -86,6 +89,13 @@ def test_connect_takes_what_its_twin_takes() -> None:
     theirs = inspect.signature(execclient.connect).parameters
 
     assert list(ours.values()) == list(theirs.values())
+    assert inspect.signature(connect).return_annotation == "Executor"
+    assert pydoc.plain(pydoc.render_doc(connect)).splitlines()[2].endswith("-> 'Executor'")
+
+
+def test_the_output_of_a_process_is_described(blocking: Executor) -> None:
+    with blocking.start(["cat"], id="reader", stdin=True) as process:
+        assert repr(process.output) == "<OutputQueue of process reader, waiting chunks: 0>"
 
 
 async def test_instances_have_the_attributes_of_their_twins(url: str) -> None:

@@ -202,7 +202,7 @@ def removed(tmp_path: Path) -> Path:
         ("policy check --json -- git status", 125, "was removed"),
         ("policy check --cwd / -- git status", 0, "decision: run"),
         ("cp --url unix:///no/such :/etc/hosts x", 69, "no server is listening"),
-        ("ps --url unix:///no/such", 69, "no server is listening"),
+        ("ps --url unix:///no/such", 69, "one that ends with the client: --url stdio:)"),
         ("patch --url unix:///no/such x", 2, "x: No such file"),
         ("config show", 0, "log_level"),
         ("run --url stdio: -- pwd", 0, "/"),

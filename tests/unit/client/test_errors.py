@@ -6,6 +6,7 @@ import copy
 import errno
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from execclient.patch.model import Repair
 from execclient.results import Page, RunResult
 from execclient.tools import errors as tool_errors
 
+ROOT = Path(__file__).parents[3]
 RESULT = RunResult(3, b"out", b"err", b"outerr", 0.5, False, "normal", denial={"likely": False})
 REPAIR = Repair("/f", 1, 1, 3, "lines", ("a",), 1, (), already_applied=False)
 
@@ -98,6 +100,16 @@ def test_an_error_passes_with_its_attributes_and_notes(
     if isinstance(error, OSError):
         assert isinstance(twin, OSError)
         assert (twin.filename, twin.strerror) == (error.path, "No such file or directory")
+
+
+def test_the_manual_has_the_bases_of_each_class_that_is_not_for_import() -> None:
+    page = (ROOT / "docs/how-to/client.md").read_text()
+    hidden = [kind for kind in kinds() if kind.__module__ == errors.__name__]
+    hidden = [kind for kind in hidden if kind.__name__ not in execclient.__all__]
+    assert errors.StartMissing in hidden
+    for kind in hidden:
+        base, python = (each.__name__ for each in kind.__bases__)
+        assert f"| `{kind.__name__}` | `{python}` | `{base}` |" in page
 
 
 class Foreign(errors.CommandFailed):
@@ -185,7 +197,7 @@ def test_an_error_reply_is_one_of_pythons_by_its_number(
     assert isinstance(error, python)
     assert (error.code, error.errno, error.path, error.reason) == (kind.code, number, "/p", "so")
     assert error.message == f"Text (os error {number})"
-    assert str(error) == f"fs/x: Text (os error {number}): so ({code})"
+    assert str(error) == f"/p: Text (os error {number}): so"
 
 
 @pytest.mark.parametrize("data", [None, {}, {"reason": 3, "path": []}, {"code": "x"}])

@@ -58,6 +58,25 @@ def test_records_are_taken_along_once(old: Path, new: Path, environment: dict[st
     assert records(new) == RECORDS
 
 
+@pytest.mark.parametrize("folders", [(), ("instances",), ("instances", "mount-points", "edits", "spool")])
+def test_a_folder_without_records_is_left_as_it_is_in_silence(
+    folders: tuple[str, ...], tmp_path: Path, new: Path, environment: dict[str, str]
+) -> None:
+    old = tmp_path / "old"
+    old.mkdir(mode=0o700)
+    for folder in folders:
+        (old / folder).mkdir(mode=0o700)
+        if folder != "instances":
+            (old / folder / "lock").touch()
+
+    assert migrate(environment, str(old)) is None
+    assert sorted(path.name for path in old.iterdir()) == sorted(folders)
+    (old / "edits").mkdir(exist_ok=True)
+    (old / "edits/planted").write_text("by a command in a sandbox")
+    assert migrate(environment, str(old)) is None
+    assert records(new) == {}
+
+
 def test_without_an_old_place_nothing_that_comes_later_is_taken(
     old: Path, new: Path, environment: dict[str, str]
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from execclient import (
     AccessDenied,
     ConnectionFailed,
+    DaemonNotRunning,
     ExecServerError,
     InsecureToken,
     SandboxRequired,
@@ -94,7 +95,7 @@ def perform(work: Callable[[], Coroutine[None, None, int]]) -> int:
         print_message(f"{error.method}: {error.message}; {SANDBOX_OPTION}")
         return FAILED
     except ExecServerError as error:
-        print_message(str(error))
+        print_message(str(error).replace(DaemonNotRunning.own_daemon, "--url stdio:"))
         return NO_DAEMON if _is_unreachable(error) else FAILED
     except BrokenPipeError:
         raise  # ends the program in `until_unread`

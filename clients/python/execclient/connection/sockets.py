@@ -88,13 +88,13 @@ async def open_unix(path: str, url: str, receiver: Receiver) -> None:
         raise DaemonNotRunning(
             f"no server is listening at {url} ({error.strerror}). "
             f"Start a daemon with: execserver serve --listen {url} "
-            "(or use one that ends with the client: --url stdio:)"
-        ).about(path=path, errno=error.errno) from error
+            f"(or use one that ends with the client: {DaemonNotRunning.own_daemon})"
+        ).about(path=path, errno=error.errno) from None  # the text has all of it
     except OSError as error:
         failure = ConnectionFailed(
             f"cannot connect to {url}: {error.strerror or str(error) or 'no response'}"
         )
-        raise failure.about(path=path, errno=error.errno) from error
+        raise failure.about(path=path, errno=error.errno) from None
     try:
         _check_server(transport.get_extra_info("socket"), url)
     except ConnectionFailed:

@@ -209,9 +209,9 @@ async def open_websocket(
             raise DaemonNotRunning(
                 f"no server is listening at {shown} ({error.strerror}). "
                 f"Start a daemon with: execserver serve --listen {url.scheme}://{url.netloc}"
-            ).about(errno=error.errno) from error
+            ).about(errno=error.errno) from None
         failure = ConnectionFailed(f"cannot connect to {shown}: no server is listening there")
-        raise failure.about(errno=error.errno) from error
+        raise failure.about(errno=error.errno) from None
     except ssl.SSLCertVerificationError as error:
         raise UntrustedServer(
             f"the certificate of {shown} is not valid: {error.verify_message}. If it is right and only "

@@ -433,10 +433,12 @@ def _with_subject(error: ExecServerError, params: Mapping[str, Json]) -> ExecSer
     """The error of a call, with the program, path and directory of the call."""
     argv, cwd = params.get("argv"), params.get("cwd")
     path = next((params[name] for name in _PATHS if isinstance(params.get(name), str)), None)
+    destination = params.get("destinationPath")
     try:
         return error.about(
             program=argv[0] if isinstance(argv, list) and argv else None,
             path=None if path is None else parse_path_uri(path),
+            destination=parse_path_uri(destination) if isinstance(destination, str) else None,
             cwd=parse_path_uri(cwd) if isinstance(cwd, str) else None,
         )
     except ValueError:  # a path of another kind of machine
