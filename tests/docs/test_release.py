@@ -53,9 +53,9 @@ def test_a_section_that_is_missing_or_empty_is_an_error(heading: str, error: str
         section(CHANGELOG, heading)
 
 
-def test_the_changelog_of_the_project_can_be_rehearsed() -> None:
+def test_the_changelog_of_the_project_has_notes_for_a_release_or_a_rehearsal() -> None:
     text = (Path(__file__).parents[2] / "CHANGELOG.md").read_text()
-    assert section(text, "Unreleased")
+    assert section(text, __version__ if f"\n## {__version__} " in text else "Unreleased")
 
 
 @pytest.fixture

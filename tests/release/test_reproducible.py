@@ -23,9 +23,13 @@ __all__ = ["repository"]
 
 
 def make_release(folder: Path, mask: int, zone: str) -> Path:
-    """`make release NOTES=--unreleased` of a clone, with the programs of this one; returns what was made."""
+    """`make release` of a clone, with the programs of this one; returns what was made. A version without its
+    section in the changelog is rehearsed.
+    """
+    has_section = f"\n## {__version__} " in (folder / "CHANGELOG.md").read_text()
+    notes = [] if has_section else ["--unreleased"]
     subprocess.run(
-        [sys.executable, "-m", "tools.release", "--unreleased", "--tools", ROOT / ".release" / "bin", "dist"],
+        [sys.executable, "-m", "tools.release", *notes, "--tools", ROOT / ".release" / "bin", "dist"],
         cwd=folder,
         env={**os.environ, "TZ": zone},
         umask=mask,
