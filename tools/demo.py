@@ -84,10 +84,14 @@ class Stage:
             self.wait_for_prompt(shell_number)
 
     def close(self) -> None:
-        """End both shells, and wait for the end of the daemon, which their hang-up ends."""
+        """End both shells and the daemon, and wait for their end."""
         shells = self._tmux("list-panes", "-F", "#{pane_pid}", check=False).split()
         below = [each for pid in shells for each in psutil.Process(int(pid)).children(recursive=True)]
         self._tmux("kill-server", check=False)
+        for each in below:
+            # A shell that gets the hang-up of its terminal twice may end before it tells its jobs.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.terminate()
         _, left = psutil.wait_procs(below, timeout=PATIENCE)
         for each in left:
             each.kill()
