@@ -84,7 +84,7 @@ PYTEST := $(BIN)/python -m pytest -q --durations=30 --durations-min=1 -m "not ma
 
 # Two pytests over disjoint folders, about as long as each other, for two cores; what is not named in the
 # first runs in the second. A pytest of its own each, since some tests kill or count all that is below theirs.
-FIRST_TESTS := tests/faults tests/fuzz tests/sandbox tests/soak \
+FIRST_TESTS := tests/faults tests/sandbox \
 	$(filter-out %/__pycache__ $(addprefix tests/integration/,commands patch relay tools),$(wildcard tests/integration/*))
 
 unit: setup bubblewrap terminal-tools runtimes
