@@ -25,6 +25,7 @@ from execprotocol.sandbox import (
 from execserver.launch_spec import LaunchSpec, require_program
 from execserver.processes.start_obstacle import require_interpreter, require_lengths
 from execserver.rpc.handlers import Caller, Handler, Handlers, Result
+from execserver.rpc.ordering import READING
 from execserver.sandbox import refused
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.glob_patterns import refuse_denied
@@ -43,17 +44,7 @@ READ_ONLY = SandboxContext(
 )
 """The sandbox of requests that only read and ask for none, with `require_sandbox`."""
 
-_READING = frozenset(
-    {
-        "fs/readFile",
-        "fs/getMetadata",
-        "fs/canonicalize",
-        "fs/readDirectory",
-        "fs/walk",
-        "fs/digest",
-        "fs/getFiles",
-    }
-)
+_READING = READING | {"fs/getFiles"}
 _BOUND = frozenset({"fs/readBlock", "fs/writeBlock", "fs/close", "fs/watchMissing"})
 """Methods without a sandbox of their own: a handle keeps that of its `fs/open`; a watch reports names."""
 

@@ -6,9 +6,8 @@
                       an open file is passed as a descriptor with the first byte
 
 Numbers are little-endian. Paths are sent as bytes: the two sides may have different locales. Content is sent
-as bytes in a tuple. The worker
-trusts the daemon, but not the reverse: replies are parsed as data, never as code. When the worker has
-started, it sends one reply without a request.
+as bytes in a tuple. The worker trusts the daemon, but not the reverse: replies are parsed as data, never as
+code. When the worker has started, it sends one reply without a request.
 """
 
 from __future__ import annotations

@@ -224,10 +224,9 @@ def _utc(at: float) -> str:
 
 def _escaped(_logger: object, _method: str, fields: EventDict) -> EventDict:
     """Escape what could control a terminal in the texts that the console renderer does not quote."""
+    from execprotocol.command_line import printable  # late: it loads argparse, and JSON needs neither
+
     for name in ("event", "exception"):
         if name in fields:
-            lines = str(fields[name]).split("\n")
-            fields[name] = "\n".join(
-                "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line) for line in lines
-            )
+            fields[name] = printable(str(fields[name]), keep="\n")
     return fields

@@ -35,9 +35,6 @@ WRITE_BYTES = 1 << 20
 BEYOND_SEQ = 2**63 - 1
 """After every number: a read after it returns the state and no output."""
 
-END_OF_FILE = b"\x04"
-"""Ends a terminal's input at the start of a line; elsewhere two are needed."""
-
 
 class ProcessInput:
     """The standard input of a process: writes in their order, each once.
@@ -136,16 +133,32 @@ class Partner(Protocol):
         """Close the standard input."""
 
 
-async def send_whole(process: Partner, data: bytes) -> None:
-    """Write an input and end it. A process need not read its input, and may exit before its end."""
-    if not process.tty:
-        with suppress(StdinUnavailable, NoSuchProcess):
+def end_of_file(*, at_line_start: bool) -> bytes:
+    """What ends a terminal's input: Ctrl-D, twice within a line, where the first only ends the read."""
+    return b"\x04" if at_line_start else b"\x04\x04"
+
+
+def sending(process: Partner, data: bytes) -> asyncio.Task[None]:
+    """A task that writes an input and ends it. Its failure is that of the process's events."""
+
+    def sent(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and isinstance(error := task.exception(), ExecServerError):
+            process.output.fail(error)
+
+    task = asyncio.create_task(_send_whole(process, data))
+    task.add_done_callback(sent)
+    return task
+
+
+async def _send_whole(process: Partner, data: bytes) -> None:
+    # A process need not read its input, and may exit before its end.
+    with suppress(StdinUnavailable, NoSuchProcess):
+        if process.tty:
+            at_line_start = not data or data.endswith(b"\n")
+            await process.write(data + end_of_file(at_line_start=at_line_start))
+        else:
             await process.write(data)
             await process.close_stdin()
-        return
-    at_line_start = not data or data.endswith(b"\n")
-    with suppress(StdinUnavailable, NoSuchProcess):
-        await process.write(data + (END_OF_FILE if at_line_start else 2 * END_OF_FILE))
 
 
 class Communication:
@@ -180,12 +193,7 @@ class Communication:
             data = arguments.data(given, "input")
         self._begun = True
         if data is not None:
-            self._sending = asyncio.create_task(send_whole(self._process, data))
-            self._sending.add_done_callback(self._sent)
-
-    def _sent(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and isinstance(error := task.exception(), ExecServerError):
-            self._process.output.fail(error)
+            self._sending = sending(self._process, data)
 
     def add(self, piece: Piece) -> None:
         """Keep a piece of output."""

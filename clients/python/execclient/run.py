@@ -25,7 +25,7 @@ from execclient.errors import (
 from execclient.filesystem import FileSystem
 from execclient.process import Process
 from execclient.process_control import linger
-from execclient.process_input import send_whole
+from execclient.process_input import sending
 from execclient.results import TIME_LIMITS, TIMED_OUT, RunResult
 from execclient.run_output import RunOutput
 from execclient.session.inbox import Inbox
@@ -277,13 +277,7 @@ class Run:
 
     async def _feed(self, process: Process, data: bytes) -> int:
         inbox = self._inbox
-        feeding = asyncio.create_task(send_whole(process, data))
-
-        def fed(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and isinstance(error := task.exception(), ExecServerError):
-                inbox.fail(error)
-
-        feeding.add_done_callback(fed)
+        feeding = sending(process, data)
         try:
             return await inbox.until_exited()
         finally:

@@ -20,6 +20,9 @@ _LONG_OPTION = re.compile(r"(?<![\w-])--\w[\w-]*")
 BEFORE_COMMAND = ("--url", "--token-file")
 """Options of commands that may stand before the command, as docker and kubectl have them."""
 
+OUTPUT_CLOSED = 128 + signal.SIGPIPE
+"""As in a shell, for a program that wrote into a pipe without a reader."""
+
 
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that names the nearest option for a misspelled one, and where the help is.
@@ -62,7 +65,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the program with status 2: the message, and where to look."""
         # An argument may be the name of a file that another user chose.
-        shown = "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in message)
+        shown = printable(message, keep="\n")
         self.exit(2, f"{self.prog}: error: {shown}\nSee: {self.prog} --help\n")
 
 
@@ -93,8 +96,8 @@ def complete(parser: Parser, *, of_words: int = 1) -> NoReturn:
 
 
 def until_unread(command: Callable[[], int]) -> int:
-    """Run a command; returns its exit status, or 141, as in a shell, if the reader of its stdout is gone; 1
-    if its disk is full.
+    """Run a command; returns its exit status, or `OUTPUT_CLOSED` if the reader of its stdout is gone; 1 if
+    its disk is full.
     """
     try:
         try:
@@ -108,7 +111,7 @@ def until_unread(command: Callable[[], int]) -> int:
         # The interpreter flushes it at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if error.errno == errno.EPIPE:
-            return 128 + signal.SIGPIPE
+            return OUTPUT_CLOSED
         sys.stderr.write(f"execserver: output cannot be written: {error.strerror}\n")
         return 1
 

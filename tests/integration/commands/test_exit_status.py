@@ -12,6 +12,7 @@ import pytest
 
 from execclient import results
 from execclient.commands import failures, patch, policy
+from execprotocol.command_line import OUTPUT_CLOSED
 from execserver.__main__ import DAEMON_COMMANDS
 from tests.integration.commands.conftest import EXECSERVER, CommandLine
 
@@ -32,7 +33,7 @@ COMMANDS = [*DAEMON_COMMANDS, *AT_DAEMON, "policy", "completion"]
 
 CONSTANTS = {
     *(failures.INCOMPLETE, failures.NO_DAEMON, results.TIMED_OUT, failures.FAILED),
-    *(failures.CANNOT_EXECUTE, failures.NOT_FOUND, failures.OUTPUT_CLOSED),
+    *(failures.CANNOT_EXECUTE, failures.NOT_FOUND, OUTPUT_CLOSED),
     *(patch.NOT_APPLIED, patch.UNUSABLE, policy.UNUSABLE, *policy.STATUS.values()),
 }
 
@@ -148,7 +149,7 @@ def test_every_status_of_the_table_is_what_the_command_ends_with(
     def ended(cause: tuple[tuple[str, int], list[str]]) -> tuple[int, str]:
         (_, status), arguments = cause
         given = [prepared.get(each, each) for each in arguments]
-        return status_of(execserver, given, read=status != failures.OUTPUT_CLOSED)
+        return status_of(execserver, given, read=status != OUTPUT_CLOSED)
 
     with ThreadPoolExecutor(4) as pool:
         results = dict(zip(CAUSES, pool.map(ended, CAUSES.items()), strict=True))

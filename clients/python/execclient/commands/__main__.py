@@ -3,7 +3,7 @@
 import sys
 
 from execclient.commands.app import main
-from execprotocol.command_line import until_unread
+from execprotocol.command_line import expanded, until_unread
 
 if __name__ == "__main__":
-    sys.exit(until_unread(lambda: main(sys.argv[1:])))
+    sys.exit(until_unread(lambda: main(expanded(sys.argv[1:]))))

@@ -12,7 +12,7 @@ from typing import NoReturn
 from execclient.commands import completion, file_commands, process_commands
 from execclient.commands.options import Command
 from execprotocol import __version__
-from execprotocol.command_line import BEFORE_COMMAND, Parser, complete, did_you_mean, expanded, is_completion
+from execprotocol.command_line import BEFORE_COMMAND, Parser, complete, did_you_mean, is_completion
 
 _DESCRIPTION = (
     "Run commands and copy files on the machine of a daemon, for AI agents and people. "
@@ -64,12 +64,11 @@ def main(argv: Sequence[str], others: Mapping[str, str] | None = None) -> NoRetu
     """Run `execserver ARGUMENTS` and exit.
 
     Args:
-        argv: the arguments.
+        argv: the arguments, as `expanded` returns them.
         others: further commands of the program, which the caller runs: name and summary.
     """
     if is_completion(argv):
         complete(_parser(others or {}, with_options=True))
-    argv = expanded(argv)
     if argv and argv[0] in COMMANDS:
         sys.exit(_run(argv[0], argv[1:]))
     parser = _parser(others or {})

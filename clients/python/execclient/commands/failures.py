@@ -36,9 +36,6 @@ FAILED = 125
 CANNOT_EXECUTE, NOT_FOUND = 126, 127
 """As in every shell."""
 
-OUTPUT_CLOSED = 128 + signal.SIGPIPE
-"""As in a shell, for a program that wrote into a pipe without a reader."""
-
 _STATUS_OF_START = {
     "(os error 2)": NOT_FOUND,  # ENOENT
     "(os error 8)": CANNOT_EXECUTE,  # ENOEXEC

@@ -19,17 +19,16 @@ from execclient import (
     StdinUnavailable,
     Unsupported,
 )
-from execclient.commands.failures import FAILED, OUTPUT_CLOSED, CommandExit, print_message
+from execclient.commands.failures import FAILED, CommandExit, print_message
 from execclient.commands.signals import Signalled, Signals
 from execclient.commands.streams import OutputWriter, StandardInput
+from execclient.process_input import end_of_file
 from execclient.session.session import cancel
+from execprotocol.command_line import OUTPUT_CLOSED
 
 LINGER_SECONDS = 0.5
 """How long the output may be silent after the exit, as in `Executor.run`: a child in the background may hold
 it open for hours."""
-
-END_OF_FILE = b"\x04"
-"""Ctrl-D. A terminal turns it into an end of file at the beginning of a line."""
 
 _CAUSE_TEXTS = {
     "idleTimeout": "it was silent for longer than its limit",
@@ -160,7 +159,7 @@ class Foreground:
 
     async def type_end_of_file(self, at_line_start: bool) -> None:
         """Send Ctrl-D to the process's terminal; twice within a line, where the first only ends the read."""
-        await self._process.write(END_OF_FILE if at_line_start else 2 * END_OF_FILE)
+        await self._process.write(end_of_file(at_line_start=at_line_start))
 
     async def leave_input_open(self, _: bool) -> None:
         """Do nothing at EOF: other clients may go on writing."""

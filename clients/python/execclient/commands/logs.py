@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from execclient import Executor, Refused
 from execclient.commands.daemon import DaemonOptions, Listed, Processes
-from execclient.commands.failures import OUTPUT_CLOSED, CommandExit, print_message
+from execclient.commands.failures import CommandExit, print_message
 from execclient.commands.signals import Signals
 from execclient.commands.streams import OutputWriter
 from execclient.connection.connection import Json
+from execprotocol.command_line import OUTPUT_CLOSED
 
 PAGE_BYTES = 1 << 20
 """The size of one request: large enough for full speed, small enough to begin printing at once."""
