@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 
 from tests.sandbox.profiles import WORKSPACE, context
 from tests.sandbox_user import NOBODY, remove_tree, user_named
+from tests.support.background import Left
 from tests.support.wire import PATIENCE, Client, Server, encode, path_uri
 
 EXECSERVER = [str(Path(sys.executable).with_name("execserver"))]
@@ -227,38 +227,26 @@ def test_a_named_folder_that_is_a_link_or_the_default_one(account: Account) -> N
 
 def test_what_a_killed_daemon_left_running_and_in_a_workspace_is_removed(account: Account) -> None:
     server = account.serve()
-    client = server.connect()
     sandbox = context(WORKSPACE, cwd=account.workspace, roots=[account.workspace])
     where = path_uri(account.workspace)
-    client.shell("echo on; cat", cwd=where, sandbox=sandbox, pipeStdin=True).wait_output(b"on\n")
-    left = client.start("setsid", "sleep", "1000", cwd=where)
-    assert (account.workspace / ".git").is_dir()
-    leader = next(iter(psutil.Process(server.pid).children()))
-    sleeper = next(
-        process
-        for process in psutil.Process(server.pid).children(recursive=True)
-        if process.cmdline()[-2:] == ["sleep", "1000"]
-    )
-    assert left.id
-    for process in (psutil.Process(server.pid), leader):
-        process.suspend()
-    for process in (leader, psutil.Process(server.pid)):
-        process.send_signal(signal.SIGKILL)
-    server.process.wait(PATIENCE)
-    client.close()
-    assert sleeper.is_running()
+    left = Left()
+    with server.connect() as client:
+        client.shell("echo on; cat", cwd=where, sandbox=sandbox, pipeStdin=True).wait_output(b"on\n")
+        client.start("setsid", *left.argv, cwd=where)
+        left.wait_running()
+        assert (account.workspace / ".git").is_dir()
+        leader = next(iter(psutil.Process(server.pid).children()))
+        for process in (psutil.Process(server.pid), leader):
+            process.suspend()
+        for process in (leader, psutil.Process(server.pid)):
+            process.send_signal(signal.SIGKILL)
+        server.process.wait(PATIENCE)
+    assert left.pids
     done = account.uninstall("--yes")
     assert (done.returncode, done.stderr) == (0, "")
-    wait_for_end(sleeper)
+    left.wait_gone()
     assert os.listdir(account.workspace) == []
     assert not account.state.exists()
-
-
-def wait_for_end(process: psutil.Process) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 # -- what stands in the way

@@ -60,6 +60,13 @@ class Left:
             time.sleep(0.01)
         return pids
 
+    def wait_gone(self) -> None:
+        """Wait until none of it runs."""
+        deadline = time.monotonic() + PATIENCE
+        while pids := self.pids:
+            assert time.monotonic() < deadline, f"{pids} still run"
+            time.sleep(0.01)
+
     def kill(self) -> None:
         """For the end of a test that failed."""
         for pid in self.pids:
