@@ -19,7 +19,7 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 .PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
 	second-tests background-tests watch docs docs-check first-docs second-docs demo dist release release-tools \
 	release-tests release-check soak faults fuzz bubblewrap terminal-tools ssh-server browser runtimes \
-	container-check interop interop-setup probe relay-probe vectors stock-client stock-websocket stock-stdio \
+	container-check integrations interop interop-setup probe relay-probe vectors stock-client stock-websocket stock-stdio \
 	relay-stock systemd-setup systemd-verify foreign-clients bench bench-gate bench-relay bench-commands clean
 
 # A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
@@ -94,7 +94,7 @@ first-tests: setup
 	$(PYTEST) -o cache_dir=.pytest_cache/first $(FIRST_TESTS)
 
 second-tests: setup
-	$(PYTEST) -o cache_dir=.pytest_cache/second tests $(FIRST_TESTS:%=--ignore=%)
+	$(PYTEST) -o cache_dir=.pytest_cache/second tests $(FIRST_TESTS:%=--ignore=%) --ignore=tests/third_party
 
 # What depends on signals, users and folders, as a background job of an ordinary user below /tmp runs it:
 # `make test` holds there too. BACKGROUND=tests/faults runs a whole folder so.
@@ -184,10 +184,11 @@ $(RELEASE)/.ready: pyproject.toml constraints.txt
 release-tests: setup release-tools bubblewrap ## a release twice, the same bytes; pipx and uvx; types from the wheel
 	$(BIN)/python -m pytest -q --durations=10 --durations-min=1 tests/release
 
-release-check: ## test, docs-check, release-tests and interop, whatever changed
+release-check: ## test, docs-check, release-tests, integrations and interop, whatever changed
 	$(MAKE) test
 	$(MAKE) docs-check
 	$(MAKE) release-tests
+	$(MAKE) integrations
 	$(MAKE) interop
 
 ##@ Longer tests
@@ -211,6 +212,43 @@ fuzz: setup ## 200,000 mutated messages over each framing, and 100,000 shell scr
 container-check: setup bubblewrap ## build examples/container without an engine, and run it as process 1; needs root
 	$(call install,command -v debootstrap >/dev/null && command -v buildah >/dev/null,debootstrap buildah,debootstrap or buildah)
 	$(BIN)/python -m pytest -q -s tests/container/image_check.py
+
+##@ Other projects' suites on execclient.integrations
+
+# By the names of the extras. What one project needs does not go together with what the others need, so each has
+# an environment of its own, `.integrations/NAME`, in the versions of `tests/third_party/NAME/constraints.txt`.
+INTEGRATIONS := $(patsubst tests/third_party/%/constraints.txt,%,$(wildcard tests/third_party/*/constraints.txt))
+UV := .integrations/uv/bin/uv
+# Commands that have nothing to do with a sandbox are confined too: that is the default of each integration.
+THIRD_PARTY_PYTEST = -m pytest -q --durations=5 --durations-min=1 --confcutdir=tests/third_party
+
+# `make integrations INTEGRATIONS=fsspec` runs one of them.
+integrations: bubblewrap $(INTEGRATIONS:%=.integrations/%/.ready) ## each suite, and each again while connections are cut and the server is killed
+	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target $(INTEGRATIONS:%=integration-%)
+
+integration-%: .integrations/%/.ready
+	.integrations/$*/bin/mypy --cache-dir .mypy_cache/$* $(wildcard clients/python/execclient/integrations/$*.py) \
+		$(wildcard clients/python/execclient/integrations/$*) tests/third_party/$*
+	.integrations/$*/bin/python $(THIRD_PARTY_PYTEST) -o cache_dir=.pytest_cache/$* tests/third_party/$*
+	.integrations/$*/bin/python $(THIRD_PARTY_PYTEST) -o cache_dir=.pytest_cache/$* --chaos tests/third_party/$*
+
+.integrations/%/.ready: tests/third_party/%/constraints.txt clients/python/pyproject.toml pyproject.toml | $(UV)
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) .integrations/$*
+	$(UV) pip install --quiet --python .integrations/$* --constraint $< --group third-party-$* \
+		--editable "clients/python[$*]" --editable .
+	touch $@
+
+$(UV): constraints.txt
+	test -x .integrations/uv/bin/python || $(PYTHON) -m venv .integrations/uv
+	.integrations/uv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	touch $@
+
+# The newest versions that the extra permits: `make constraints-fsspec`.
+constraints-%: $(UV) ## the constraints of an integration anew, in the newest versions
+	$(UV) venv --quiet --clear --python $(PYTHON) .integrations/$*
+	$(UV) pip install --quiet --python .integrations/$* --group third-party-$* --editable "clients/python[$*]" --editable .
+	$(UV) pip freeze --quiet --exclude-editable --python .integrations/$* > tests/third_party/$*/constraints.txt
+	touch .integrations/$*/.ready
 
 ##@ The reference and other programs
 

@@ -30,10 +30,12 @@ class CuttingProxy:
         self._open: set[asyncio.Task[None]] = set()
         self._transports: list[asyncio.WriteTransport] = []
 
-    def cut(self) -> None:
-        """End what is open at once."""
-        for transport in self._transports.copy():
+    def cut(self) -> int:
+        """End what is open at once; how many connections that were."""
+        transports = self._transports.copy()
+        for transport in transports:
             transport.abort()
+        return len(transports) // 2
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""

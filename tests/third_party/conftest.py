@@ -1,0 +1,61 @@
+"""The daemon on which other projects' suites run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.wire import Server
+from tests.third_party.chaos import Chaos, chaos
+
+_CHAOS = pytest.StashKey[Chaos]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--chaos", action="store_true", help="cut connections and kill the server all the time")
+    parser.addoption("--chaos-seed", type=int, default=1, help="of the times between two cuts")
+
+
+@pytest.fixture(scope="session")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A daemon on a Unix socket, with a home folder of its own."""
+    home = tmp_path_factory.mktemp("home")
+    with tempfile.TemporaryDirectory(prefix="exec-", dir="/tmp") as folder:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "XDG_STATE_HOME": str(home / "state"),
+            "EXECSERVER_CONFIG": "",
+            "LANG": "C.UTF-8",
+        }
+        server = Server(f"unix://{folder}/daemon", env=environment, cwd=home)
+        yield server
+        assert server.stop() == 0, server.stderr
+
+
+@pytest.fixture(scope="session")
+def url(daemon: Server, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where the daemon is; with `--chaos`, a proxy in front of it."""
+    if not request.config.getoption("--chaos"):
+        yield daemon.url
+        return
+    seed = request.config.getoption("--chaos-seed")
+    with (
+        tempfile.TemporaryDirectory(prefix="exec-", dir="/tmp") as folder,
+        chaos(daemon, Path(folder), seed) as done,
+    ):
+        request.config.stash[_CHAOS] = done
+        yield done.url
+    # A suite that is over before anything was cut has shown nothing.
+    assert done.cuts, "no connection was cut"
+    assert done.kills, "no server was killed"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if done := config.stash.get(_CHAOS, None):
+        terminalreporter.write_line(f"chaos: {done.cuts} connections cut, {done.kills} servers killed")
