@@ -1,7 +1,7 @@
 """Follows the Python blocks of a how-to page in the environment that has what they import.
 
-On such a page each block has the comment `<!-- elsewhere: tests/third_party/NAME/test_how_to.py: REASON -->`, also
-a `text` block with what the program before it prints.
+On such a page each block has the comment `<!-- elsewhere: tests/third_party/NAME/test_how_to.py: REASON -->`,
+also a `text` block with what the program before it prints.
 """
 
 from __future__ import annotations
