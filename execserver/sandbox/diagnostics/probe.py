@@ -181,13 +181,20 @@ def _is_out_of_reach(folder: str) -> bool:
 
 def _ask(path: str, timeout: float) -> ProbeResult:
     """Ask for version and options; the result has a reason if these are not enough."""
-    try:
-        version_text = _run([path, "--version"], timeout).stdout
-        features = frozenset(_OPTION.findall(_run([path, "--help"], timeout).stdout))
-    except subprocess.TimeoutExpired:
-        return ProbeResult(False, f"{path} did not answer within {timeout:g} s", INSTALL, path=path)
-    except OSError as error:
-        return ProbeResult(False, f"{path} cannot be run: {error.strerror}", INSTALL, path=path)
+    answers = []
+    for option in ("--version", "--help"):
+        try:
+            done = _run([path, option], timeout)
+        except subprocess.TimeoutExpired:
+            return ProbeResult(False, f"{path} did not answer within {timeout:g} s", INSTALL, path=path)
+        except OSError as error:
+            return ProbeResult(False, f"{path} cannot be run: {error.strerror}", INSTALL, path=path)
+        if done.returncode:  # out of memory, say: then what is missing in the answer proves nothing
+            words = done.stderr.strip() or "without a message"
+            reason = f"`{path} {option}` failed with status {done.returncode}: {words}"
+            return ProbeResult(False, reason, f"run `{path} {option}` by hand", path=path)
+        answers.append(done.stdout)
+    version_text, features = answers[0], frozenset(_OPTION.findall(answers[1]))
     match = _VERSION.search(version_text)
     if match is None:
         reason = f"{path} is not bubblewrap: `{path} --version` does not say so"

@@ -141,6 +141,26 @@ def test_a_file_that_the_kernel_cannot_run_is_a_reason(state: Path, tmp_path: Pa
     assert "cannot be run: Exec format error" in result.reason
 
 
+@pytest.mark.parametrize("option", ["--version", "--help"])
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("echo no memory >&2; exit 3", "failed with status 3: no memory"),
+        ("exit 1", "failed with status 1: without a message"),
+        ("kill -KILL $$", "failed with status -9: without a message"),
+    ],
+)
+def test_an_answer_that_fails_is_reported_as_failed_and_not_as_an_old_version(
+    option: str, end: str, words: str, state: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine"
+    path.write_text(f'#!/bin/sh\ntest "$1" = {option} && {{ {end}; }}\necho bubblewrap 0.8.0\n')
+    path.chmod(0o755)
+    result = probe(str(path), str(state))
+    assert result.reason == f"`{path} {option}` {words}"
+    assert result.fix == f"run `{path} {option}` by hand"
+
+
 @pytest.mark.parametrize(
     ("version", "options", "words"),
     [
