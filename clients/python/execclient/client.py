@@ -19,7 +19,6 @@ from execclient.process import Process
 from execclient.results import ProcessInfo, RunResult
 from execclient.run import IfExists, Limits, Run, Starter, StartOptions
 from execclient.session.inbox import Inbox
-from execclient.session.recovery import RECOVERY_SECONDS
 from execclient.session.session import Session
 from execprotocol.path_uri import parse_path_uri
 
@@ -352,7 +351,8 @@ class connect:  # noqa: N801 - called like a function, as `open`
             (7 days). It belongs to the session: a later client that resumes it without `ttl` leaves it as it
             is. By default the daemon's `--session-ttl` (80 s). `session_ttl` has the time in force.
         call_timeout: seconds for the response to a call, recovery included.
-        recovery_timeout: seconds in which a lost connection must be replaced.
+        recovery_timeout: seconds in which a lost connection must be replaced. By default 45, and 2 while no
+            server listens on this machine: behind a socket that ssh forwards, give a time.
         client_name: the client's name in the daemon's log.
         allow_insecure_token: send the token unencrypted to another machine, too.
 
@@ -379,7 +379,7 @@ class connect:  # noqa: N801 - called like a function, as `open`
         keep: bool = False,
         ttl: float | None = None,
         call_timeout: float = CALL_SECONDS,
-        recovery_timeout: float = RECOVERY_SECONDS,
+        recovery_timeout: float | None = None,
         client_name: str = CLIENT_NAME,
         executor_key_sha256: str | None = None,
         key_file: AnyPath | None = None,
@@ -399,7 +399,9 @@ class connect:  # noqa: N801 - called like a function, as `open`
         self._session = partial(
             Session,
             call_timeout=arguments.seconds(call_timeout, "call_timeout", instead=_NO_LIMIT),
-            recovery_timeout=arguments.seconds(recovery_timeout, "recovery_timeout", instead=_NO_LIMIT),
+            recovery_timeout=None
+            if recovery_timeout is None
+            else arguments.seconds(recovery_timeout, "recovery_timeout", instead=_NO_LIMIT),
             client_name=client_name,
             session_id=session_id,
             keep=keep,

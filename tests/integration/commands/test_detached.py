@@ -99,7 +99,6 @@ def test_a_time_above_the_limit_of_the_daemon_starts_nothing(execserver: Command
     [
         (["run", "--detach", "--ttl", "8 hours", "true"], b"no duration: '8 hours'"),
         (["run", "--detach", "--ttl", "0", "true"], b"the shortest is 0.001"),
-        (["run", "--ttl", "8h", "true"], b"--detach"),
     ],
 )
 def test_a_wrong_time_is_told_before_a_daemon_is_asked(

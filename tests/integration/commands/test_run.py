@@ -237,7 +237,6 @@ def test_options_as_docker_has_them_are_taken(execserver: CommandLine, tmp_path:
         (["-x", "y"], "no such option: -x"),
         (["-in", "x"], "-i does not go with -n"),
         (["-di", "x"], "-i does not go with --detach: stdin is empty; with -dt, attach can type into it"),
-        (["--ttl", "8h", "x"], "--ttl needs --detach"),
         (["--grace", "1", "x"], "--grace needs --timeout"),
         (["--timeout", "soon", "x"], "no duration: 'soon'; write a time above 0: 90, 90s, 15m, 8h or 2d"),
         (["--"], "no command is given"),

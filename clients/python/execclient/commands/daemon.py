@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from execclient import Executor, Refused, SessionAttached, SessionLost, UnknownMethod, connect
+from execclient.client import CALL_SECONDS
 from execclient.commands.detached import DetachedSession, recorded
 from execclient.commands.failures import CommandExit, print_message
 from execclient.commands.values import chosen_duration, clock_time, rough_duration
@@ -33,15 +34,29 @@ class DaemonOptions:
     token_file: Path | None
 
     def connect(
-        self, *, keep: bool = False, ttl: float | None = None, session_id: str | None = None
+        self,
+        *,
+        keep: bool = False,
+        ttl: float | None = None,
+        session_id: str | None = None,
+        patience: float | None = None,
     ) -> AbstractAsyncContextManager[Executor]:
-        """Open or resume a session. Raises as `execclient.connect` does."""
+        """Open or resume a session. Raises as `execclient.connect` does.
+
+        Args:
+            keep: as there.
+            ttl: as there.
+            session_id: as there.
+            patience: seconds in which a lost connection must be replaced, while calls wait.
+        """
         return connect(
             self.url,
             token_file=self.token_file,
             session_id=session_id,
             keep=keep,
             ttl=ttl,
+            call_timeout=CALL_SECONDS + (patience or 0),
+            recovery_timeout=patience,
             client_name="execserver-cli",
         )
 

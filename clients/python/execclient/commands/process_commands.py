@@ -63,8 +63,8 @@ def _add_run(parser: Parser) -> None:
         "--ttl",
         type=values.duration,
         metavar="T",
-        help="with --detach, how long it may run without a client: 90 (seconds), 15m, 8h, 2d (default: the "
-        "daemon's --session-ttl, 80 s)",
+        help="how long it may run without a client, with --detach or while the connection is lost: 90 "
+        "(seconds), 15m, 8h, 2d (default: the daemon's --session-ttl, 80 s)",
     )
     add_json(parser)
 
@@ -77,8 +77,6 @@ def _run(options: Namespace) -> int:
         options.parser.error(
             "-i does not go with --detach: stdin is empty; with -dt, attach can type into it"
         )
-    if options.ttl is not None and not options.detach:
-        options.parser.error("--ttl needs --detach: without it, the command ends with this one")
     if options.grace is not None and options.timeout is None:
         options.parser.error("--grace needs --timeout")
     sandbox = sandbox_of(options)

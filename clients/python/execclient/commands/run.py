@@ -46,7 +46,7 @@ class RunOptions:
     sandbox: SandboxPolicy | None = None
     """The limits of the command; the working directory is the workspace."""
     ttl: float | None = None
-    """With `detach`: seconds for which the daemon keeps the session without a client."""
+    """Seconds for which the command may run without this client, which reconnects for as long."""
     as_json: bool = False
 
 
@@ -55,7 +55,7 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
     async with AsyncExitStack() as stack:
         # Until the session is closed: a terminal that closes may send more than one signal.
         signals = stack.enter_context(Signals())
-        executor = await signals.unless_signalled(stack.enter_async_context(daemon.connect()))
+        executor = await signals.unless_signalled(_connect(stack, daemon, command.ttl))
         forwards = command.stdin and not is_empty_input()
         begin = time.monotonic()
         process = await signals.unless_signalled(_start(executor, command, stdin=forwards))
@@ -84,20 +84,7 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
 async def detach(daemon: DaemonOptions, command: RunOptions) -> int:
     """Start the command, print its id, and leave it running."""
     async with AsyncExitStack() as stack:
-        try:
-            executor = await stack.enter_async_context(daemon.connect(keep=True, ttl=command.ttl))
-        except Refused as error:
-            limit = _LIMIT.search(error.message) if error.method == "session/setTtl" else None
-            if limit is None:
-                raise
-            most = chosen_duration(float(limit[1]))
-            raise CommandExit(
-                f"--ttl: the daemon keeps a session for at most {most} (--max-session-ttl)"
-            ) from error
-        if executor.url.startswith("stdio:"):
-            raise CommandExit(
-                "--detach needs a daemon that listens: over stdio the command ends with its client"
-            )
+        executor = await _connect(stack, daemon, command.ttl, detach=True)
         signals = stack.enter_context(Signals())
         process = await signals.unless_signalled(_start(executor, command, stdin=False))
         _record(executor, process)
@@ -110,6 +97,34 @@ async def detach(daemon: DaemonOptions, command: RunOptions) -> int:
             print_message(_end_text(process.id, executor.session_ttl, command.timeout))
         print(line, flush=True)
     return 0
+
+
+async def _connect(
+    stack: AsyncExitStack, daemon: DaemonOptions, ttl: float | None, *, detach: bool = False
+) -> Executor:
+    """A session whose command may run for `ttl` seconds without this client.
+
+    Raises:
+        CommandExit: the daemon does not keep sessions, or not for so long.
+    """
+    try:
+        executor = await stack.enter_async_context(
+            daemon.connect(keep=detach, ttl=ttl, patience=None if detach else ttl)
+        )
+    except Refused as error:
+        limit = _LIMIT.search(error.message) if error.method == "session/setTtl" else None
+        if limit is None:
+            raise
+        most = chosen_duration(float(limit[1]))
+        raise CommandExit(
+            f"--ttl: the daemon keeps a session for at most {most} (--max-session-ttl)"
+        ) from error
+    if executor.url.startswith("stdio:") and (detach or ttl is not None):
+        option = "--detach" if detach else "--ttl"
+        raise CommandExit(
+            f"{option} needs a daemon that listens: over stdio the command ends with its client"
+        )
+    return executor
 
 
 def _record(executor: Executor, process: Process) -> None:

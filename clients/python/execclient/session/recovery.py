@@ -36,7 +36,8 @@ RECOVERY_SECONDS = 45.0
 
 NOT_LISTENING_SECONDS = 2.0
 """A daemon's socket stays bound while its server is replaced; if no server listens for this long the daemon
-has ended, and its sessions with it."""
+has ended, and its sessions with it. Behind a socket that ssh forwards it may only be out of reach: a time
+that the caller chose is the limit there, too."""
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.005, 0.1
 """Between two attempts. A server on the same machine notices a lost connection within milliseconds; the
@@ -154,8 +155,16 @@ async def join(connector: Connector, session_id: str | None) -> tuple[Connection
         await asyncio.sleep(LONGEST_PAUSE_SECONDS)
 
 
-async def resume(connector: Connector, session_id: str, limit: float) -> Connection:
-    """A new connection to the session, within `limit` seconds.
+async def resume(
+    connector: Connector, session_id: str, limit: float, *, not_listening_limit: float = NOT_LISTENING_SECONDS
+) -> Connection:
+    """A new connection to the session.
+
+    Args:
+        connector: connects to the daemon.
+        session_id: the session.
+        limit: seconds until the session is given up.
+        not_listening_limit: the same while no server listens on this machine.
 
     Raises:
         SessionLost: the session cannot be resumed; the message has the reason.
@@ -169,7 +178,7 @@ async def resume(connector: Connector, session_id: str, limit: float) -> Connect
             connection, _ = await connector.connect(session_id)
         except DaemonNotRunning as error:
             reason: ExecServerError = error
-            if clock() - last_listening >= NOT_LISTENING_SECONDS:
+            if clock() - last_listening >= not_listening_limit:
                 raise SessionLost(f"the daemon has ended: {error}") from error
         except AccessDenied as error:
             reason = error
@@ -197,15 +206,17 @@ class Recovery:
     Args:
         connector: connects to the daemon.
         inboxes: of the session.
-        limit: seconds in which a lost connection must be replaced.
+        limit: seconds in which a lost connection must be replaced. None for `RECOVERY_SECONDS`, and
+            `NOT_LISTENING_SECONDS` while no server listens.
     """
 
-    def __init__(self, connector: Connector, inboxes: InboxTable, limit: float) -> None:
+    def __init__(self, connector: Connector, inboxes: InboxTable, limit: float | None) -> None:
         self.count = 0
         """How often a lost connection was replaced."""
         self._connector = connector
         self._inboxes = inboxes
-        self._limit = limit
+        self._limit = RECOVERY_SECONDS if limit is None else limit
+        self._not_listening_limit = NOT_LISTENING_SECONDS if limit is None else limit
         self._pace = Pace(connector.target.longest_pause)
 
     async def run(self, session_id: str) -> Connection:
@@ -218,7 +229,12 @@ class Recovery:
         begin, reached = clock(), progress()
         while True:
             await asyncio.sleep(self._pace.lost(clock(), progress()))
-            connection = await resume(self._connector, session_id, self._limit)
+            connection = await resume(
+                self._connector,
+                session_id,
+                self._limit,
+                not_listening_limit=self._not_listening_limit,
+            )
             self.count += 1  # before any event is delivered
             self._pace.connected(clock(), progress())
             try:

@@ -73,7 +73,7 @@ class Session:
     Args:
         target: the daemon.
         call_timeout: seconds for the response to a call, recovery included.
-        recovery_timeout: seconds in which a lost connection must be replaced.
+        recovery_timeout: seconds in which a lost connection must be replaced; None for the default.
         client_name: the client's name in the daemon's log.
         session_id: a session to resume, instead of a new one.
         keep: leave the session to the daemon at the end.
@@ -84,7 +84,7 @@ class Session:
         target: Target,
         *,
         call_timeout: float,
-        recovery_timeout: float,
+        recovery_timeout: float | None,
         client_name: str,
         session_id: str | None = None,
         keep: bool = False,
