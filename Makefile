@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SHARED ?= ../shared
 CODEX_VERSION := 0.169.0
+MCP_INSPECTOR_VERSION := 2.12.0
+MCP_EVERYTHING_VERSION := 2026.8.31
 SVG_TERM_VERSION := 2.1.1
 CODEX = $(firstword $(wildcard .interop/node_modules/@openai/codex-linux-*/vendor/*/bin/codex) \
 	$(wildcard .interop/node_modules/@openai/codex/vendor/*/bin/codex))
@@ -228,7 +230,7 @@ integrations: bubblewrap $(INTEGRATIONS:%=.integrations/%/.ready) ## each suite,
 
 integration-%: .integrations/%/.ready
 	.integrations/$*/bin/mypy --cache-dir .mypy_cache/$* $(wildcard clients/python/execclient/integrations/$*.py) \
-		$(wildcard clients/python/execclient/integrations/$*) tests/third_party/$*
+		$(wildcard clients/python/execclient/integrations/$*/*.py) $(wildcard tests/third_party/$*/*.py)
 	.integrations/$*/bin/python $(THIRD_PARTY_PYTEST) -o cache_dir=.pytest_cache/$* tests/third_party/$*
 	.integrations/$*/bin/python $(THIRD_PARTY_PYTEST) -o cache_dir=.pytest_cache/$* --chaos tests/third_party/$*
 
@@ -236,6 +238,15 @@ integration-%: .integrations/%/.ready
 	$(UV) venv --quiet --allow-existing --python $(PYTHON) .integrations/$*
 	$(UV) pip install --quiet --python .integrations/$* --constraint $< --group third-party-$* \
 		--editable "clients/python[$*]" --editable .
+	touch $@
+
+# Programs of npm beside the packages of `.integrations/mcp`: a host and a server of MCP.
+MCP_NODE := .integrations/mcp/node_modules/.ready
+integration-mcp: $(MCP_NODE)
+$(MCP_NODE): Makefile | .integrations/mcp/.ready
+	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix .integrations/mcp \
+		@modelcontextprotocol/inspector@$(MCP_INSPECTOR_VERSION) \
+		@modelcontextprotocol/server-everything@$(MCP_EVERYTHING_VERSION)
 	touch $@
 
 $(UV): constraints.txt
