@@ -61,6 +61,22 @@ def _add_mcp(parser: Parser) -> None:
         help="how long a call waits for output before it returns and the command runs on (default: 45)",
     )
 
+    parser.add_argument(
+        "--ttl",
+        type=values.duration,
+        metavar="T",
+        help="how long commands run on when the server was killed, until the host starts it again: 90 "
+        "(seconds), 15m, 8h, 2d (default: 15m, or the daemon's --session-ttl where it permits less)",
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="commands run on for that time also when the host has ended"
+    )
+    parser.add_argument(
+        "--name",
+        metavar="N",
+        help="tells servers in one workspace apart when they are started again (default: the host's name)",
+    )
+
 
 def _mcp(options: Namespace) -> int:
     from execclient.commands import policy as checking
@@ -93,6 +109,9 @@ def _mcp(options: Namespace) -> int:
             policy=policy,
             rules=str(rules / "rules") if isinstance(rules, Path) else ", ".join(map(str, files)),
             max_wait=options.max_wait,
+            ttl=options.ttl,
+            keep=options.keep,
+            name=options.name,
         )
         try:
             status: int = await serve_stdio(served)
