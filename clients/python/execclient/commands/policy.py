@@ -96,16 +96,26 @@ async def check(options: CheckOptions, *, as_json: bool) -> int:
     return STATUS[answer.requirement.kind]
 
 
-def _answer(options: CheckOptions) -> _Answer:
+def load_policy(chosen: Sequence[Path] | Path, *, parity: bool = False) -> tuple[Policy, Sequence[Path]]:
+    """The policy of rule files, or of a home, and the files. Prints their warnings.
+
+    Raises:
+        CommandExit: a rule file cannot be used.
+    """
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            files = find_rule_files(options.files) if isinstance(options.files, Path) else options.files
-            policy = Policy(load_rules(files), parity=options.parity)
+            files = find_rule_files(chosen) if isinstance(chosen, Path) else chosen
+            policy = Policy(load_rules(files), parity=parity)
         except PolicyError as error:
             raise CommandExit(str(error), UNUSABLE) from error
     for each in warned:
         print_message(f"warning: {each.message}")
+    return policy, files
+
+
+def _answer(options: CheckOptions) -> _Answer:
+    policy, files = load_policy(options.files, parity=options.parity)
     requirement = decide(
         options.argv,
         policy=policy,

@@ -74,6 +74,9 @@ class ToolsConfig:
     """The default for calls without `max_output_tokens`."""
     model_budget: Budget = DEFAULT_BUDGET
     """The limit of one output, whatever a call asks for."""
+    max_wait: float = 300.0
+    """Seconds for which `exec_command` and `write_stdin` wait for output at most, whatever a model asks for.
+    Some hosts give up on a call after 60 s."""
     clean_terminal: bool = False
     """Whether models get the text of a terminal without escape sequences, echo and prompt."""
 
@@ -88,6 +91,8 @@ class ToolsConfig:
             raise ValueError(
                 f"shell_max_timeout: {self.shell_max_timeout} is not a number of seconds above 0"
             )
+        if not self.max_wait > 0:
+            raise ValueError(f"max_wait: {self.max_wait} is not a number of seconds above 0")
         if self.max_output_tokens < 0:
             raise ValueError(f"max_output_tokens: {self.max_output_tokens} is below 0")
 

@@ -148,6 +148,10 @@ class CallContext:
         asked = config.max_output_tokens if max_output_tokens is None else max_output_tokens
         return config.model_budget.at_most(asked)
 
+    def wait_seconds(self, asked_ms: int, low_ms: int, high_ms: int) -> float:
+        """How long an answer waits for output: as the model asks, within the tool's limits and the host's."""
+        return min(max(asked_ms, low_ms) / 1000, high_ms / 1000, self.services.config.max_wait)
+
     def env(self, call_id: str) -> dict[str, str]:
         """The variables of a command besides the inherited ones."""
         services = self.services

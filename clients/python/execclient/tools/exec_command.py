@@ -76,7 +76,7 @@ async def _run(
 ) -> CallRecord:
     loop = asyncio.get_running_loop()
     trace, began = Trace(), loop.time()
-    seconds = min(max(arguments.yield_time_ms, MIN_YIELD_MS), MAX_YIELD_MS) / 1000
+    seconds = context.wait_seconds(arguments.yield_time_ms, MIN_YIELD_MS, MAX_YIELD_MS)
     runtime = YieldingRuntime(call, context.events.delta, seconds)
     try:
         done = await context.orchestrator().run(runtime, context.events, trace)

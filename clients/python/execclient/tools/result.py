@@ -193,10 +193,14 @@ class ToolResult:
         return block if self.success else {**block, "is_error": True}
 
     def to_mcp(self) -> dict[str, Json]:
-        """The result of `tools/call`, for the Model Context Protocol."""
+        """The result of `tools/call`, for the Model Context Protocol.
+
+        Hosts show a model either `content` or `structuredContent`: both have the whole text.
+        """
         return {
             "content": [{"type": "text", "text": self.content}],
             "structuredContent": {
+                "output": self.content,
                 "exitCode": self.exit_code,
                 "processId": self.process_id,
                 "timedOut": self.timed_out,

@@ -64,7 +64,7 @@ async def write_stdin(context: CallContext, arguments: WriteStdinArguments, call
             await _write(session, arguments.data)
         else:
             low, high = MIN_POLL_MS, MAX_POLL_MS
-        end = loop.time() + min(max(arguments.yield_time_ms, low), high) / 1000
+        end = loop.time() + context.wait_seconds(arguments.yield_time_ms, low, high)
         if arguments.data:
             await asyncio.sleep(REACTION_SECONDS)
         await session.exec.collect(max(end - loop.time(), 0))

@@ -76,6 +76,8 @@ def test_the_result_for_mcp_has_the_facts_beside_the_text() -> None:
 
     assert answer["content"] == [{"type": "text", "text": RECORD.text}]
     assert answer["isError"] is True
+    # Some hosts show a model this instead of the content.
+    assert answer["structuredContent"]["output"] == answer["content"][0]["text"]
     assert answer["structuredContent"]["failure"] == {
         "kind": "exit",
         "message": "exit code 1",

@@ -1,0 +1,100 @@
+"""Hosts: clients of the SDK, connected to `execserver mcp`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from mcp import Client
+from mcp.client.session import ElicitationFnT
+from mcp.client.stdio import StdioServerParameters
+from mcp_types import CallToolResult, TextContent
+
+from execclient import connect
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Starts hosts in a workspace of their own."""
+
+    url: str
+    workspace: Path
+    state: Path
+    mode: str
+
+    @property
+    def pid(self) -> int:
+        """The process of the server that was started last."""
+        return int((self.state / "pid").read_text())
+
+    async def running(self) -> int:
+        """The commands that run in the workspace, by the daemon's list."""
+        async with connect(self.url) as executor:
+            processes = await executor.processes(all_sessions=True, argv=True)
+        return sum(each.cwd == str(self.workspace) and each.state == "running" for each in processes)
+
+    def kill(self) -> None:
+        """Kill the server that was started last."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def command(self, *options: str) -> StdioServerParameters:
+        """How a host starts the server."""
+        server = [sys.executable, "-m", "execserver", "mcp", "--url", self.url, *options]
+        return StdioServerParameters(
+            command="/bin/sh",
+            args=["-c", 'echo $$ > "$0"; exec "$@"', str(self.state / "pid"), *server],
+            env={"XDG_STATE_HOME": str(self.state), "PATH": os.environ["PATH"], "HOME": str(self.state)},
+            cwd=self.workspace,
+        )
+
+    def start(
+        self, *options: str, asked: ElicitationFnT | None = None
+    ) -> AbstractAsyncContextManager[Client]:
+        """A host with a server of its own."""
+        return Client(self.command(*options), mode=self.mode, elicitation_callback=asked)
+
+
+@pytest.fixture(params=["legacy", "auto"])
+def mode(request: pytest.FixtureRequest) -> str:
+    """The protocol up to 2025-11-25, with `initialize`, and that from 2026-07-28 on, without."""
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture
+def hosts(url: str, mode: str, tmp_path_factory: pytest.TempPathFactory) -> Hosts:
+    return Hosts(url, tmp_path_factory.mktemp("workspace"), tmp_path_factory.mktemp("state"), mode)
+
+
+def text(result: CallToolResult) -> str:
+    """The text of a result."""
+    (content,) = result.content
+    assert isinstance(content, TextContent)
+    return content.text
+
+
+def output_of(result: CallToolResult) -> str:
+    """The output in the text of an answer."""
+    return text(result).partition("\nOutput:\n")[2]
+
+
+async def session_of(client: Client, command: str, **arguments: object) -> int:
+    """The session of a command that runs longer than the call."""
+    result = await client.call_tool("exec_command", {"cmd": command, "login": False, **arguments})
+    assert not result.is_error, text(result)
+    return int(result.structured_content["processId"])
+
+
+async def read_to_end(client: Client, session: int) -> tuple[str, CallToolResult]:
+    """All output of a session, and the last answer."""
+    output = ""
+    while True:
+        result = await client.call_tool("write_stdin", {"session_id": session})
+        output += output_of(result)
+        if result.structured_content["exitCode"] is not None or result.is_error:
+            return output, result

@@ -1,0 +1,72 @@
+"""Calls of a host, over stdin and stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+from mcp import MCPError
+
+from tests.third_party.mcp.conftest import Hosts, output_of, read_to_end, session_of, text
+
+
+async def test_a_command_runs_in_the_workspace(hosts: Hosts) -> None:
+    async with hosts.start() as client:
+        result = await client.call_tool(
+            "exec_command", {"cmd": "pwd; echo error >&2; exit 3", "login": False}
+        )
+
+    assert output_of(result).splitlines() == [str(hosts.workspace), "error"]
+    assert result.structured_content["exitCode"] == 3
+    assert result.structured_content["output"] == text(result)
+    assert result.is_error
+
+
+async def test_a_command_that_lasts_takes_input_and_is_read_to_its_end(hosts: Hosts) -> None:
+    async with hosts.start() as client:
+        command = 'read line; echo "got $line"; sleep 6; echo end'
+        session = await session_of(client, command, tty=True, yield_time_ms=300)
+        answered = await client.call_tool("write_stdin", {"session_id": session, "chars": "hello\n"})
+        output, result = await read_to_end(client, session)
+        again = await client.call_tool("write_stdin", {"session_id": session})
+
+    assert (output_of(answered) + output).replace("\r", "") == "hello\ngot hello\nend\n"
+    assert result.structured_content["exitCode"] == 0
+    assert again.is_error
+
+
+async def test_no_call_waits_longer_than_the_host_does(hosts: Hosts) -> None:
+    loop = asyncio.get_running_loop()
+    async with hosts.start("--max-wait", "1") as client:
+        began = loop.time()
+        session = await session_of(client, "sleep 600", yield_time_ms=30_000)
+        await client.call_tool("write_stdin", {"session_id": session, "yield_time_ms": 300_000})
+
+        assert loop.time() - began < 30
+
+
+async def test_progress_is_reported_while_a_call_waits(hosts: Hosts) -> None:
+    seen: list[float] = []
+
+    async def progress(progress: float, total: float | None, message: str | None) -> None:
+        seen.append(progress)
+
+    async with hosts.start() as client:
+        session = await session_of(client, "sleep 600", yield_time_ms=250)
+        await client.call_tool(
+            "write_stdin", {"session_id": session, "yield_time_ms": 8000}, progress_callback=progress
+        )
+
+    assert seen
+    assert seen == sorted(seen)
+
+
+async def test_wrong_arguments_are_explained_to_the_model(hosts: Hosts) -> None:
+    async with hosts.start() as client:
+        result = await client.call_tool("exec_command", {"cmdd": "true"})
+
+        assert result.is_error
+        assert re.search("unknown field `cmdd`, expected one of `cmd`", text(result))
+        with pytest.raises(MCPError, match="Unknown tool: shell; there is exec_command"):
+            await client.call_tool("shell", {"command": ["true"]})
