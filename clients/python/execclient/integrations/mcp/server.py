@@ -29,7 +29,7 @@ from execclient.govern.approvals import ApprovalRequest, Review
 from execclient.govern.queue_approver import PendingApproval
 from execclient.integrations.mcp.questions import KEY, Questions, answer, can_ask, question
 from execclient.integrations.mcp.tools import SPECS
-from execclient.integrations.mcp.workspace import Options, Workspace, WorkspaceMissing
+from execclient.integrations.mcp.workspace import CannotServe, Options, Workspace
 from execclient.tools.result import ToolResult
 from execclient.tools.specs import ToolSpec, all_specs
 from execprotocol import __version__
@@ -63,11 +63,13 @@ class McpServer:
 
     Args:
         options: the options of the server.
+        shared: whether hosts share the commands.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, *, shared: bool = False) -> None:
         self.workspace = Workspace(options, self)
         self._options = options
+        self._shared = shared
         self._specs = {spec.name: spec for spec in (*(all_specs()[name] for name in SHOWN), *SPECS)}
         self._questions: dict[str, Questions] = {}
         """By the id of the call."""
@@ -125,7 +127,7 @@ class McpServer:
         call_id = f"call_{new_id()}"
         questions = Questions(can_ask(context.session), self._options.rules)
         self._questions[call_id] = questions
-        task = asyncio.create_task(self._carry_out(call_id, params, _host(context)))
+        task = asyncio.create_task(self._carry_out(call_id, params, "" if self._shared else _host(context)))
         task.add_done_callback(lambda _: self._questions.pop(call_id))
         return _Call(params, questions, task)
 
@@ -170,7 +172,7 @@ class McpServer:
 def _result(task: asyncio.Task[ToolResult]) -> types.CallToolResult:
     try:
         return types.CallToolResult.model_validate(task.result().to_mcp())
-    except (ExecServerError, WorkspaceMissing) as error:
+    except (ExecServerError, CannotServe) as error:
         return _failure(str(error))
 
 

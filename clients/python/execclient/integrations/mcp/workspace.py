@@ -75,8 +75,8 @@ class Options:
     """Tells servers apart, in place of the name of the host."""
 
 
-class WorkspaceMissing(Exception):
-    """The workspace is no folder on the daemon's machine."""
+class CannotServe(Exception):
+    """The options do not fit this machine or the daemon's; the message says which, why, and what helps."""
 
 
 class Workspace:
@@ -98,7 +98,7 @@ class Workspace:
         """Check that there are the daemon and the workspace.
 
         Raises:
-            WorkspaceMissing: there is no such folder.
+            CannotServe: the workspace is no folder there.
             ConnectionFailed: and all that `connect` raises.
         """
         executor = await self._connect(None)
@@ -114,7 +114,7 @@ class Workspace:
             host: the name of the host. The first one counts.
 
         Raises:
-            WorkspaceMissing: there is no such folder.
+            CannotServe: the workspace is no folder there.
             ConnectionFailed: and all that `connect` raises.
         """
         async with self._opening:
@@ -224,9 +224,9 @@ class Workspace:
         base = os.getcwd() if is_here else executor.cwd
         folder = posixpath.normpath(posixpath.join(base, self._options.cwd or ""))
         if not await executor.fs.is_dir(folder):
-            raise WorkspaceMissing(f"--cwd: {folder}: no such directory on the daemon's machine")
+            raise CannotServe(f"--cwd: {folder}: no such directory on the daemon's machine")
         if folder == "/" and isinstance(self._options.sandbox, WorkspaceWrite):
-            raise WorkspaceMissing(
+            raise CannotServe(
                 "--cwd: the workspace would be /, and everything writable: name the folder of the project"
             )
         return folder
