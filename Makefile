@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SHARED ?= ../shared
 CODEX_VERSION := 0.169.0
+MCP_INSPECTOR_VERSION := 2.12.0
+MCP_EVERYTHING_VERSION := 2026.8.31
 SVG_TERM_VERSION := 2.1.1
 CODEX = $(firstword $(wildcard .interop/node_modules/@openai/codex-linux-*/vendor/*/bin/codex) \
 	$(wildcard .interop/node_modules/@openai/codex/vendor/*/bin/codex))
@@ -224,7 +226,8 @@ THIRD_PARTY_PYTEST = -m pytest -q --durations=5 --durations-min=1 --confcutdir=t
 
 # `make integrations INTEGRATIONS=fsspec` runs one of them.
 integrations: bubblewrap $(INTEGRATIONS:%=.integrations/%/.ready) ## each suite, and each again while connections are cut and the server is killed
-	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target $(INTEGRATIONS:%=integration-%)
+	$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target \
+		$(if $(filter mcp,$(INTEGRATIONS)),integration-mcp-hosts) $(INTEGRATIONS:%=integration-%)
 
 integration-%: .integrations/%/.ready
 	.integrations/$*/bin/mypy --cache-dir .mypy_cache/$* $(wildcard clients/python/execclient/integrations/$*.py) \
@@ -236,6 +239,22 @@ integration-%: .integrations/%/.ready
 	$(UV) venv --quiet --allow-existing --python $(PYTHON) .integrations/$*
 	$(UV) pip install --quiet --python .integrations/$* --constraint $< --group third-party-$* \
 		--editable "clients/python[$*]" --editable .
+	touch $@
+
+# Programs of npm beside the packages of `.integrations/mcp`: a host and a server of MCP.
+MCP_NODE := .integrations/mcp/node_modules/.ready
+integration-mcp: $(MCP_NODE)
+# These hosts of MCP wait for commands that take longer than a call may: both runs at a time, beside the others.
+MCP_HOSTS = .integrations/mcp/bin/python $(THIRD_PARTY_PYTEST) tests/third_party/mcp_hosts
+integration-mcp-hosts: $(MCP_NODE) interop-setup
+	.integrations/mcp/bin/mypy --cache-dir .mypy_cache/mcp_hosts $(wildcard tests/third_party/mcp_hosts/*.py)
+	$(MCP_HOSTS) -o cache_dir=.pytest_cache/mcp_hosts & \
+		$(MCP_HOSTS) -o cache_dir=.pytest_cache/mcp_hosts_chaos --chaos; chaos=$$?; wait $$! && exit $$chaos
+
+$(MCP_NODE): Makefile | .integrations/mcp/.ready
+	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix .integrations/mcp \
+		@modelcontextprotocol/inspector@$(MCP_INSPECTOR_VERSION) \
+		@modelcontextprotocol/server-everything@$(MCP_EVERYTHING_VERSION)
 	touch $@
 
 $(UV): constraints.txt

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
 DAEMON_COMMANDS = {
     "serve": "run the daemon",
     "config": "show and check the configuration",
@@ -46,7 +50,18 @@ def _run(argv: list[str]) -> int:
 
     from execclient.commands.app import main as client_main
 
-    return client_main(argv, DAEMON_COMMANDS)
+    return client_main(argv, DAEMON_COMMANDS, _http_guard)
+
+
+def _http_guard(options: argparse.Namespace) -> object:
+    """The rules for the HTTP clients of `execserver mcp`. Raises ValueError for unusable options."""
+    import os
+
+    from execserver.transports.authentication import AuthenticationOptions
+    from execserver.transports.http_guard import HttpGuard
+
+    given = {name: getattr(options, name) for name in AuthenticationOptions.__struct_fields__}
+    return HttpGuard(AuthenticationOptions(**given), os.getcwd(), options.ws_host)
 
 
 def _complete() -> None:

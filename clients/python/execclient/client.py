@@ -70,6 +70,11 @@ class Executor:
         return self._session.ttl
 
     @property
+    def closed(self) -> bool:
+        """Whether the session has ended for this client: by `close` or `detach`, or because it was lost."""
+        return self._session.is_closed
+
+    @property
     def recoveries(self) -> int:
         """How often a lost connection was replaced."""
         return self._session.recoveries

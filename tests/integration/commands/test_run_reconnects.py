@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from execclient import connect
 from tests.integration.commands.conftest import EXECSERVER, CommandLine
 from tests.support.cutting_proxy import CuttingProxy
 
@@ -104,3 +105,14 @@ def test_a_daemon_of_this_command_alone_has_no_ttl(execserver: CommandLine) -> N
     done = execserver("run", "--url", "stdio:", "--ttl", "1h", "--", "true")
     assert done.returncode == 125
     assert b"the daemon ends with the connection" in done.stderr
+
+
+async def test_after_its_ttl_the_command_is_ended_and_its_client_with_it(execserver: CommandLine) -> None:
+    async with forwarded(execserver, "--ttl", "1") as (forwarder, process):
+        await forwarder.stop()
+        _, errors = await asyncio.wait_for(process.communicate(), 20)
+        assert errors.startswith(b"execserver: the daemon has ended: no server is listening")
+        assert process.returncode == 125
+        await forwarder.start()
+    async with connect(execserver.url) as executor:
+        assert await executor.processes(all_sessions=True) == []

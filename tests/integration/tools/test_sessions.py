@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from execclient import Executor, connect
+from execclient import Executor, NoSuchProcess, connect
 from execclient.govern.sandbox import DangerFullAccess
 from execclient.tools.config import ToolsConfig
 from execclient.tools.events import SessionClosed, ToolEvent
 from execclient.tools.result import ToolResult
+from execclient.tools.saved_sessions import SavedSession
 from execclient.tools.toolset import Toolset
 from tests.integration.tools.patience import shown
-from tests.support.toolsets import ONE_TRANSPORT, Make
+from tests.support.toolsets import INSIDE, ONE_TRANSPORT, Make
 from tests.support.wire import at_most, wait_gone
 
 
@@ -125,6 +128,46 @@ async def test_output_between_two_calls_is_not_lost_and_bounded(tools: Toolset) 
     assert result.omitted_bytes == produced - (1 << 20)
     assert result.content.endswith("500000\r\nend\r\n")
     assert len(result.content) < 600
+
+
+@ONE_TRANSPORT
+async def test_a_toolset_resumes_the_sessions_of_another_one_without_losing_or_repeating_output(
+    url: str, workspace: Path
+) -> None:
+    executor = await connect(url)
+    first = Toolset(executor, cwd=str(workspace), sandbox=INSIDE)
+    script = "printf 'a€b'; read line; printf 'c€'; exit 3"
+    session = (await run(first, script, tty=True, yield_time_ms=500)).process_id
+    (saved,) = first.sessions
+    assert SavedSession.from_json(json.loads(json.dumps(saved.to_json()))) == saved
+    assert (str(saved.number), saved.position) == (session, len("a€b".encode()))
+    await executor.detach()
+
+    async with (
+        connect(url, session_id=executor.session_id) as again,
+        Toolset(again, cwd=str(workspace), sandbox=INSIDE) as second,
+    ):
+        await second.resume(saved)
+        with pytest.raises(ValueError, match="in use"):
+            await second.resume(saved)
+        result = await write(second, session, "x\n", yield_time_ms=20_000)
+
+        assert result.aggregated_output == "x\r\nc€"
+        assert result.exit_code == 3
+        with pytest.raises(NoSuchProcess):
+            await second.resume(replace(saved, process_id="missing"))
+        assert second.sessions == ()
+
+
+@ONE_TRANSPORT
+async def test_no_answer_waits_longer_than_the_host_permits(make: Make) -> None:
+    tools = make(config=ToolsConfig(max_wait=0.5))
+
+    with at_most(8):
+        session = (await run(tools, "sleep 60", yield_time_ms=30_000)).process_id
+        waited = await write(tools, session, yield_time_ms=300_000)
+
+    assert (waited.exit_code, waited.process_id) == (None, session)
 
 
 @ONE_TRANSPORT

@@ -1,0 +1,1 @@
+"""`execserver mcp`, its hosts, and MCP servers on another machine."""

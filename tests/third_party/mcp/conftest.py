@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from mcp.client.session import ElicitationFnT
 from mcp.client.stdio import StdioServerParameters
 from mcp_types import CallToolResult, TextContent
 
+from execclient import connect
+
 
 @dataclass(frozen=True)
 class Hosts:
@@ -24,11 +27,27 @@ class Hosts:
     state: Path
     mode: str
 
+    @property
+    def pid(self) -> int:
+        """The process of the server that was started last."""
+        return int((self.state / "pid").read_text())
+
+    async def running(self) -> int:
+        """The commands that run in the workspace, by the daemon's list."""
+        async with connect(self.url) as executor:
+            processes = await executor.processes(all_sessions=True, argv=True)
+        return sum(each.cwd == str(self.workspace) and each.state == "running" for each in processes)
+
+    def kill(self) -> None:
+        """Kill the server that was started last."""
+        os.kill(self.pid, signal.SIGKILL)
+
     def command(self, *options: str) -> StdioServerParameters:
         """How a host starts the server."""
+        server = [sys.executable, "-m", "execserver", "mcp", "--url", self.url, *options]
         return StdioServerParameters(
-            command=sys.executable,
-            args=["-m", "execserver", "mcp", "--url", self.url, "--cwd", str(self.workspace), *options],
+            command="/bin/sh",
+            args=["-c", 'echo $$ > "$0"; exec "$@"', str(self.state / "pid"), *server],
             env={"XDG_STATE_HOME": str(self.state), "PATH": os.environ["PATH"], "HOME": str(self.state)},
             cwd=self.workspace,
         )
@@ -57,3 +76,25 @@ def text(result: CallToolResult) -> str:
     (content,) = result.content
     assert isinstance(content, TextContent)
     return content.text
+
+
+def output_of(result: CallToolResult) -> str:
+    """The output in the text of an answer."""
+    return text(result).partition("\nOutput:\n")[2]
+
+
+async def session_of(client: Client, command: str, **arguments: object) -> int:
+    """The session of a command that runs longer than the call."""
+    result = await client.call_tool("exec_command", {"cmd": command, "login": False, **arguments})
+    assert not result.is_error, text(result)
+    return int(result.structured_content["processId"])
+
+
+async def read_to_end(client: Client, session: int) -> tuple[str, CallToolResult]:
+    """All output of a session, and the last answer."""
+    output = ""
+    while True:
+        result = await client.call_tool("write_stdin", {"session_id": session})
+        output += output_of(result)
+        if result.structured_content["exitCode"] is not None or result.is_error:
+            return output, result

@@ -6,32 +6,9 @@ import asyncio
 import re
 
 import pytest
-from mcp import Client, MCPError
-from mcp_types import CallToolResult
+from mcp import MCPError
 
-from tests.third_party.mcp.conftest import Hosts, text
-
-
-async def session_of(client: Client, command: str, **arguments: object) -> int:
-    """The session of a command that runs longer than the call."""
-    result = await client.call_tool("exec_command", {"cmd": command, "login": False, **arguments})
-    assert not result.is_error, text(result)
-    return int(result.structured_content["processId"])
-
-
-async def read_to_end(client: Client, session: int) -> tuple[str, CallToolResult]:
-    """All output of a session, and the last answer."""
-    output = ""
-    while True:
-        result = await client.call_tool("write_stdin", {"session_id": session})
-        output += output_of(result)
-        if result.structured_content["exitCode"] is not None or result.is_error:
-            return output, result
-
-
-def output_of(result: CallToolResult) -> str:
-    """The output in the text of an answer."""
-    return text(result).partition("\nOutput:\n")[2]
+from tests.third_party.mcp.conftest import Hosts, output_of, read_to_end, session_of, text
 
 
 async def test_a_command_runs_in_the_workspace(hosts: Hosts) -> None:

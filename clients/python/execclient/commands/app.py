@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from execclient.commands import completion, file_commands, mcp, process_commands
@@ -61,17 +61,23 @@ _HABITS = {"exec": "run", "list": "ps", "ls": "ps", "stop": "kill", "rm": "kill"
 """Commands of docker and others that have another name here."""
 
 
-def main(argv: Sequence[str], others: Mapping[str, str] | None = None) -> NoReturn:
+def main(
+    argv: Sequence[str],
+    others: Mapping[str, str] | None = None,
+    http_guard: Callable[[Namespace], object] | None = None,
+) -> NoReturn:
     """Run `execserver ARGUMENTS` and exit.
 
     Args:
         argv: the arguments, as `expanded` returns them.
         others: further commands of the program, which the caller runs: name and summary.
+        http_guard: makes the rules for HTTP clients from the options of `mcp`. Raises ValueError for
+            options that cannot be used.
     """
     if is_completion(argv):
         complete(_parser(others or {}, with_options=True))
     if argv and argv[0] in COMMANDS:
-        sys.exit(_run(argv[0], argv[1:]))
+        sys.exit(_run(argv[0], argv[1:], http_guard))
     parser = _parser(others or {})
     if argv and not argv[0].startswith("-"):
         known = [*(others or {}), *COMMANDS, "help", "version"]
@@ -84,11 +90,12 @@ def main(argv: Sequence[str], others: Mapping[str, str] | None = None) -> NoRetu
     sys.exit(2)
 
 
-def _run(name: str, argv: Sequence[str]) -> int:
+def _run(name: str, argv: Sequence[str], http_guard: Callable[[Namespace], object] | None) -> int:
     gc.disable()  # while modules load: it would take a twentieth of the time; `perform` enables it
     command = COMMANDS[name]
     parser = Parser(prog=f"execserver {name}", usage=command.full_usage, description=command.description)
     command.add_options(parser)
+    parser.set_defaults(http_guard=http_guard)
     options = parser.parse(command.rewrite(argv), intermixed=command.options_anywhere)
     open_missing()
     return command.perform(options)

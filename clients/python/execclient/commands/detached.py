@@ -18,7 +18,8 @@ from msgspec import Meta
 
 from execclient.commands.failures import print_message
 from execclient.connection.address import state_home
-from execprotocol.trust import UntrustedError, check_way, read_trusted
+from execclient.private_files import make_state_folder, write_private
+from execprotocol.trust import UntrustedError, read_trusted
 
 KEPT_AFTER_END_SECONDS = 24 * 3600.0
 """How long a record outlives the time to live of its session, so that a command can report the end."""
@@ -62,22 +63,9 @@ class DetachedSession(msgspec.Struct, frozen=True):
         Raises:
             OSError, UntrustedError: the record cannot be written in a place that is the user's own.
         """
-        folder = _folder()
-        # A missing home folder is not created: that is an error of the account.
-        for each in (*reversed(folder.parents[:3]), folder):
-            with suppress(FileExistsError):
-                each.mkdir(mode=0o700)
-        check_way(str(self.file))
-        _prune(folder)
-        temporary = self.file.with_suffix(f".{os.urandom(4).hex()}.new")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(self))
-            os.replace(temporary, self.file)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        make_state_folder(_folder())
+        _prune(_folder())
+        write_private(self.file, msgspec.json.encode(self))
 
     def seen(self) -> None:
         """The session was connected to until now: its time begins anew."""

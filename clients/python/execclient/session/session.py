@@ -314,8 +314,8 @@ class Session:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the session was closed here, or has ended."""
-        return self._closed
+        """Whether the session was closed here, or is lost."""
+        return self._closed or self._failure is not None
 
     async def kill(self, inbox: Inbox, scope: str = "tree") -> None:
         """Kill a process, by default with its descendants. Continues in the background if cancelled."""

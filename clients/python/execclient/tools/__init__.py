@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from execclient.tools.payloads import CustomPayload, FunctionOutput, FunctionPayload
     from execclient.tools.registry import ToolHandler, ToolInvocation
     from execclient.tools.result import CallRecord, Decided, Failure, ToolResult
+    from execclient.tools.saved_sessions import SavedSession
     from execclient.tools.toolset import Inspection, Toolset
 
 _MODULES = {
@@ -39,6 +40,7 @@ _MODULES = {
     "payloads": ("CustomPayload", "FunctionOutput", "FunctionPayload"),
     "registry": ("ToolHandler", "ToolInvocation"),
     "result": ("CallRecord", "Decided", "Failure", "ToolResult"),
+    "saved_sessions": ("SavedSession",),
     "toolset": ("Inspection", "Toolset"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
@@ -56,6 +58,7 @@ __all__ = [
     "HostSettings",
     "Inspection",
     "OutputDelta",
+    "SavedSession",
     "SessionClosed",
     "ToolEvent",
     "ToolHandler",

@@ -49,12 +49,20 @@ class ExecSession:
         process: the process; all its output is taken.
         listener: called with output.
         split: whether to keep the streams separately, too.
+        begin: the bytes at the beginning of the output that are not collected.
     """
 
     def __init__(
-        self, process: Process, listener: OutputListener | None = None, *, split: bool = False
+        self,
+        process: Process,
+        listener: OutputListener | None = None,
+        *,
+        split: bool = False,
+        begin: int = 0,
     ) -> None:
         self.process = process
+        self.position = begin
+        """The bytes of output that `take` and `take_lost` have returned, or that were not collected."""
         self.both = HeadTailBuffer()
         """All output since the last `take`."""
         self.streams: dict[str, HeadTailBuffer] = {}
@@ -68,6 +76,7 @@ class ExecSession:
         self._lost = Lost(0, False)
         self._listeners = [] if listener is None else [listener]
         self._split = split
+        self._skip = begin
         self._pump = asyncio.create_task(self._collect())
 
     def listen(self, listener: OutputListener) -> None:
@@ -95,6 +104,7 @@ class ExecSession:
         """The output since the last call. While more may come, an incomplete character is held back."""
         taken = self.both.drain()
         half = b"" if self.finished.is_set() else half_character(taken.tail or taken.head)
+        self.position += taken.total_bytes - len(half)
         if not half:
             return taken
         self.both.push(half)
@@ -106,6 +116,7 @@ class ExecSession:
     def take_lost(self) -> Lost:
         """The output that was lost since the last call."""
         lost, self._lost = self._lost, Lost(0, False)
+        self.position += lost.size
         return lost
 
     async def kill(self) -> None:
@@ -157,14 +168,24 @@ class ExecSession:
         for piece in pieces:
             if isinstance(piece, OutputGap):
                 size, more = self._lost
-                self._lost = Lost(size + (piece.lost_bytes or 0), more or piece.lost_bytes is None)
+                lost = self._beyond_begin(piece.lost_bytes or 0)
+                self._lost = Lost(size + lost, more or piece.lost_bytes is None)
                 continue
             stream, data = piece
+            data = data[len(data) - self._beyond_begin(len(data)) :]
+            if not data:
+                continue
             self.both.push(data)
             if self._split:
                 self.streams.setdefault(stream, HeadTailBuffer()).push(data)
             if self._listeners:
                 self._tell(self._listeners[-1], stream, data)
+
+    def _beyond_begin(self, size: int) -> int:
+        """How many of the next bytes are collected."""
+        skipped = min(size, self._skip)
+        self._skip -= skipped
+        return size - skipped
 
     def _tell(self, listener: OutputListener, stream: str, data: bytes) -> None:
         try:

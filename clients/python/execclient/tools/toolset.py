@@ -48,6 +48,7 @@ from execclient.tools.parallel import CallGate, OpenCalls
 from execclient.tools.payloads import FunctionOutput, FunctionPayload, McpOutput, ToolPayload
 from execclient.tools.registry import Registry, ToolInvocation
 from execclient.tools.result import CallRecord, ToolResult, failed, preview
+from execclient.tools.saved_sessions import SavedSession, resume_session, saved_sessions
 from execclient.tools.session_table import SessionTable
 from execclient.tools.shell import RunShellCommandHandler, ShellCommandHandler, ShellHandler
 from execclient.tools.specs import Form, all_specs
@@ -236,6 +237,28 @@ class Toolset:
             return await handler.is_mutating(ToolInvocation("", name, payload, context))
         except RespondToModel:
             return True
+
+    @property
+    def sessions(self) -> tuple[SavedSession, ...]:
+        """The running commands at the default executor that a model can use, the least recently used first.
+
+        They can be resumed in the same session of the daemon, also by another process after this one was
+        killed.
+        """
+        return tuple(
+            saved_sessions(self._context(CallEvents(None, "", ""), _NO_TURN), self._services.sessions)
+        )
+
+    async def resume(self, saved: SavedSession) -> None:
+        """Continue a session of another toolset, from the first byte of output that no answer returned.
+
+        The executor is connected to the same session of the daemon (`connect(session_id=…)`).
+
+        Raises:
+            NoSuchProcess: the daemon has forgotten the command (`--process-ttl`, 80 s after its end).
+            ValueError: the number is taken, or the sandbox is not valid.
+        """
+        await resume_session(self._context(CallEvents(None, "", ""), _NO_TURN), saved)
 
     async def close(self) -> None:
         """End all calls, sessions and background processes, and accept no more calls. May be called again.

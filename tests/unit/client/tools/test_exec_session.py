@@ -134,6 +134,40 @@ async def test_gaps_are_counted_and_told_once(made: Callable[..., Made]) -> None
     await session.finished.wait()
 
 
+@pytest.mark.parametrize(
+    ("pieces", "output", "lost"),
+    [
+        ([Chunk("stdout", b"abcdef")], b"def", 0),
+        ([Chunk("stdout", b"ab"), Chunk("stderr", b"c"), Chunk("stdout", b"def")], b"def", 0),
+        ([OutputGap(2), Chunk("stdout", b"cdef")], b"def", 0),
+        ([OutputGap(5), Chunk("stdout", b"f")], b"f", 2),
+    ],
+    ids=["in a chunk", "between chunks", "behind a gap", "in a gap"],
+)
+async def test_a_session_that_is_resumed_begins_where_the_other_one_was(
+    made: Callable[..., Made], pieces: list[Piece], output: bytes, lost: int
+) -> None:
+    process, session = made(begin=3)
+    process.put(*pieces)
+    await settle()
+
+    assert (session.take().data(), session.take_lost().size) == (output, lost)
+    assert session.position == 6
+    process.end()
+    await session.finished.wait()
+
+
+async def test_the_position_is_before_half_a_character(made: Callable[..., Made]) -> None:
+    process, session = made()
+    process.put(Chunk("stdout", b"a\xe2\x82"))
+    await settle()
+
+    session.take()
+    assert session.position == 1
+    process.end()
+    await session.finished.wait()
+
+
 async def test_what_waits_when_a_process_is_lost_is_taken_all_the_same(made: Callable[..., Made]) -> None:
     process, session = made()
     await settle()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from execclient.tools import write_stdin as module
 from execclient.tools.arguments import WriteStdinArguments, parse
+from execclient.tools.config import ToolsConfig
+from execclient.tools.context import CallContext
 from execclient.tools.errors import RespondToModel
 
 PAUSE = 0.1
@@ -63,10 +66,13 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     async def carried_out(session: Session, **arguments: object) -> None:
         context: Any = SimpleNamespace(
-            services=SimpleNamespace(sessions=SimpleNamespace(use=lambda number: session)),
+            services=SimpleNamespace(
+                sessions=SimpleNamespace(use=lambda number: session), config=ToolsConfig()
+            ),
             events=SimpleNamespace(begin=lambda command, cwd: None, delta=None),
             budget=lambda tokens: None,
         )
+        context.wait_seconds = partial(CallContext.wait_seconds, context)
         parsed = parse(WriteStdinArguments, {"session_id": 1000, **arguments})
         await module.write_stdin(context, parsed, "c")
 

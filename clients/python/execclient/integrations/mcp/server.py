@@ -28,7 +28,8 @@ from execclient.errors import ExecServerError
 from execclient.govern.approvals import ApprovalRequest, Review
 from execclient.govern.queue_approver import PendingApproval
 from execclient.integrations.mcp.questions import KEY, Questions, answer, can_ask, question
-from execclient.integrations.mcp.workspace import Options, Workspace
+from execclient.integrations.mcp.tools import SPECS
+from execclient.integrations.mcp.workspace import CannotServe, Options, Workspace
 from execclient.tools.result import ToolResult
 from execclient.tools.specs import ToolSpec, all_specs
 from execprotocol import __version__
@@ -62,12 +63,14 @@ class McpServer:
 
     Args:
         options: the options of the server.
+        shared: whether hosts share the commands.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, *, shared: bool = False) -> None:
         self.workspace = Workspace(options, self)
         self._options = options
-        self._specs = {name: spec for name, spec in all_specs().items() if name in SHOWN}
+        self._shared = shared
+        self._specs = {spec.name: spec for spec in (*(all_specs()[name] for name in SHOWN), *SPECS)}
         self._questions: dict[str, Questions] = {}
         """By the id of the call."""
         self._waiting: dict[str, _Call] = {}
@@ -124,12 +127,12 @@ class McpServer:
         call_id = f"call_{new_id()}"
         questions = Questions(can_ask(context.session), self._options.rules)
         self._questions[call_id] = questions
-        task = asyncio.create_task(self._carry_out(call_id, params))
+        task = asyncio.create_task(self._carry_out(call_id, params, "" if self._shared else _host(context)))
         task.add_done_callback(lambda _: self._questions.pop(call_id))
         return _Call(params, questions, task)
 
-    async def _carry_out(self, call_id: str, params: types.CallToolRequestParams) -> ToolResult:
-        toolset = await self.workspace.toolset()
+    async def _carry_out(self, call_id: str, params: types.CallToolRequestParams, host: str) -> ToolResult:
+        toolset = await self.workspace.toolset(host)
         return await toolset.call(params.name, params.arguments or {}, call_id)
 
     async def _until_result(
@@ -140,6 +143,7 @@ class McpServer:
             await asyncio.wait({call.task, asking}, return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
                 asking.cancel()
+                self.workspace.save_soon()
                 return _result(call.task)
             call.asked = asking.result()
             form = question(call.asked.request)
@@ -168,8 +172,14 @@ class McpServer:
 def _result(task: asyncio.Task[ToolResult]) -> types.CallToolResult:
     try:
         return types.CallToolResult.model_validate(task.result().to_mcp())
-    except ExecServerError as error:
+    except (ExecServerError, CannotServe) as error:
         return _failure(str(error))
+
+
+def _host(context: Context) -> str:
+    """The name of the host; empty if it does not say."""
+    client = context.session.client_params
+    return "" if client is None else client.client_info.name
 
 
 def _failure(text: str) -> types.CallToolResult:
@@ -177,7 +187,11 @@ def _failure(text: str) -> types.CallToolResult:
 
 
 def _tool(spec: ToolSpec) -> types.Tool:
-    return types.Tool.model_validate(spec.mcp())
+    tool = types.Tool.model_validate(spec.mcp())
+    reads = spec in SPECS
+    # A hint for the host, which may run such tools without a question.
+    tool.annotations = types.ToolAnnotations(read_only_hint=reads, open_world_hint=not reads)
+    return tool
 
 
 async def _report_progress(context: Context) -> None:

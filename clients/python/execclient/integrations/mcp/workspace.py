@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import posixpath
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from execclient.client import Executor, connect
+from execclient.errors import (
+    NoSuchProcess,
+    Refused,
+    SessionAttached,
+    SessionLost,
+    Unsupported,
+    UnsupportedUrl,
+)
 from execclient.govern.approval_policy import ON_REQUEST, ApprovalPolicy
 from execclient.govern.approvals import Approvals, Reviewer
 from execclient.govern.policy.policy import Policy
-from execclient.govern.sandbox import SandboxPolicy, WorkspaceWrite
+from execclient.govern.sandbox import DangerFullAccess, SandboxPolicy, WorkspaceWrite
+from execclient.integrations.mcp.state import Saved, StateFile, StateUnusable
+from execclient.integrations.mcp.tools import register
 from execclient.tools.config import ToolsConfig
+from execclient.tools.saved_sessions import SavedSession
 from execclient.tools.toolset import Toolset
+
+log = logging.getLogger(__name__)
 
 MAX_WAIT_SECONDS = 45.0
 """Hosts give up on a call after 60 s."""
+
+TTL_SECONDS = 900.0
+"""How long commands run on while a host starts a killed server again, or its user does."""
+
+DELIVERY_SECONDS = 0.1
+"""From the end of a call to the arrival of its answer at the host."""
+
+ATTACHED_SECONDS = 5.0
+"""How long to wait until the daemon has noticed the end of the server before."""
+
+UNKNOWN_SANDBOX = DangerFullAccess().to_json()
+"""For a command whose sandbox is not known: input for it needs an approval."""
 
 CLIENT_NAME = "execserver-mcp"
 
@@ -40,14 +66,21 @@ class Options:
     """Where the rules are, in words."""
     max_wait: float = MAX_WAIT_SECONDS
     """Seconds for which a call waits for output at most."""
+    ttl: float | None = None
+    """Seconds for which the daemon keeps the commands without a server; None for `TTL_SECONDS`, or less if
+    the daemon does not permit it."""
+    keep: bool = False
+    """Whether to keep them also after the host has closed the server."""
+    name: str | None = None
+    """Tells servers apart, in place of the name of the host."""
 
 
-class WorkspaceMissing(Exception):
-    """The workspace is no folder on the daemon's machine."""
+class CannotServe(Exception):
+    """The options do not fit this machine or the daemon's; the message says which, why, and what helps."""
 
 
 class Workspace:
-    """The tools of a server.
+    """The tools of a server, and the state with which another server resumes its commands.
 
     Args:
         options: the options of the server.
@@ -57,46 +90,133 @@ class Workspace:
     def __init__(self, options: Options, reviewer: Reviewer) -> None:
         self._options = options
         self._reviewer = reviewer
-        self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._toolset: Toolset | None = None
-
-    async def toolset(self) -> Toolset:
-        """The toolset. Raises as `connect` does."""
-        async with self._opening:
-            if self._toolset is None:
-                self._toolset = await self._open()
-            return self._toolset
+        self._state: StateFile | None = None
 
     async def check(self) -> None:
         """Check that there are the daemon and the workspace.
 
         Raises:
-            WorkspaceMissing: there is no such folder.
+            CannotServe: the workspace is no folder there.
             ConnectionFailed: and all that `connect` raises.
         """
-        async with self._connect() as executor:
+        executor = await self._connect(None)
+        try:
             await self._folder(executor)
+        finally:
+            await executor.close()
+
+    async def toolset(self, host: str) -> Toolset:
+        """The toolset.
+
+        Args:
+            host: the name of the host. The first one counts.
+
+        Raises:
+            CannotServe: the workspace is no folder there.
+            ConnectionFailed: and all that `connect` raises.
+        """
+        async with self._opening:
+            if self._toolset is not None and self._toolset.executor.closed:
+                log.warning("the session with the daemon is lost, and with it the commands: a new one begins")
+                await self._toolset.close()
+                self._toolset = None
+            if self._toolset is None:
+                self._toolset = await self._open(host)
+            return self._toolset
+
+    def save_soon(self) -> None:
+        """Save what answers have returned until now, once the host has probably received them.
+
+        After a kill before that, the next server returns this output again. It loses none.
+        """
+        if self._toolset is not None and self._state is not None:
+            saved = Saved(self._toolset.executor.session_id, self._toolset.sessions)
+            asyncio.get_running_loop().call_later(DELIVERY_SECONDS, self._state.write, saved)
 
     async def close(self) -> None:
-        """End the commands and the session."""
-        await self._stack.aclose()
+        """End the commands and the session, or with `keep` leave them to the daemon."""
+        toolset, state = self._toolset, self._state
+        if toolset is not None:
+            if self._options.keep:
+                saved = Saved(toolset.executor.session_id, toolset.sessions)
+                await toolset.executor.detach()
+                if state is not None:
+                    state.write(saved)
+            else:
+                await toolset.close()
+                await toolset.executor.close()
+                if state is not None:
+                    state.remove()
+        if state is not None:
+            state.close()
 
-    async def _open(self) -> Toolset:
+    # -- inside
+
+    async def _open(self, host: str) -> Toolset:
+        if self._state is None:
+            self._state = self._state_file(host)
+        saved = None if self._state is None else self._state.read()
+        executor = await self._connect(saved)
+        try:
+            toolset = Toolset(
+                executor,
+                policy=self._options.policy,
+                approvals=Approvals(user=self._reviewer, policy=self._options.approval),
+                sandbox=self._options.sandbox,
+                cwd=await self._folder(executor),
+                config=ToolsConfig(apply_patch=True, max_wait=self._options.max_wait),
+            )
+            register(toolset)
+            if saved is not None and saved.session_id == executor.session_id:
+                await _resume(toolset, saved)
+        except BaseException:
+            await executor.detach()
+            raise
+        if self._state is not None:
+            self._state.write(Saved(executor.session_id, toolset.sessions))
+        return toolset
+
+    def _state_file(self, host: str) -> StateFile | None:
         options = self._options
-        executor = await self._stack.enter_async_context(self._connect())
-        toolset = Toolset(
-            executor,
-            policy=options.policy,
-            approvals=Approvals(user=self._reviewer, policy=options.approval),
-            sandbox=options.sandbox,
-            cwd=await self._folder(executor),
-            config=ToolsConfig(apply_patch=True, max_wait=options.max_wait),
-        )
-        return await self._stack.enter_async_context(toolset)
+        url = options.url or os.environ.get("EXECSERVER_URL", "")
+        try:
+            return StateFile((url, os.path.join(os.getcwd(), options.cwd or ""), options.name or host))
+        except StateUnusable as error:
+            log.warning("%s; a server that is started after this one will not find its commands", error)
+            return None
 
-    def _connect(self) -> connect:
-        return connect(self._options.url, token_file=self._options.token_file, client_name=CLIENT_NAME)
+    async def _connect(self, saved: Saved | None) -> Executor:
+        """Resume the session, or open a new one if the daemon no longer has it."""
+        if saved is not None:
+            end = asyncio.get_running_loop().time() + ATTACHED_SECONDS
+            while True:
+                try:
+                    return await self._connected(saved.session_id)
+                except SessionLost:
+                    break
+                except SessionAttached:  # by the connection of the killed server, which is about to end
+                    if asyncio.get_running_loop().time() > end:
+                        raise
+                    await asyncio.sleep(ATTACHED_SECONDS / 20)
+        return await self._connected(None)
+
+    async def _connected(self, session_id: str | None) -> Executor:
+        options = self._options
+        connecting = partial(
+            connect,
+            options.url,
+            token_file=options.token_file,
+            session_id=session_id,
+            client_name=CLIENT_NAME,
+        )
+        try:
+            return await connecting(ttl=options.ttl or TTL_SECONDS)
+        except (Refused, Unsupported, UnsupportedUrl):
+            if options.ttl is not None:
+                raise
+            return await connecting()
 
     async def _folder(self, executor: Executor) -> str:
         """The workspace, absolute, at the daemon."""
@@ -104,9 +224,24 @@ class Workspace:
         base = os.getcwd() if is_here else executor.cwd
         folder = posixpath.normpath(posixpath.join(base, self._options.cwd or ""))
         if not await executor.fs.is_dir(folder):
-            raise WorkspaceMissing(f"--cwd: {folder}: no such directory on the daemon's machine")
+            raise CannotServe(f"--cwd: {folder}: no such directory on the daemon's machine")
         if folder == "/" and isinstance(self._options.sandbox, WorkspaceWrite):
-            raise WorkspaceMissing(
+            raise CannotServe(
                 "--cwd: the workspace would be /, and everything writable: name the folder of the project"
             )
         return folder
+
+
+async def _resume(toolset: Toolset, saved: Saved) -> None:
+    """Continue the commands of the server before, also those whose start it could not report any more."""
+    known = {each.process_id for each in saved.sessions}
+    unreported = [
+        SavedSession(None, each.process_id, each.argv, each.cwd, each.tty, UNKNOWN_SANDBOX, 0)
+        for each in await toolset.executor.processes(argv=True)
+        if each.state == "running" and each.process_id not in known and each.argv and each.cwd
+    ]
+    for each in (*saved.sessions, *unreported):
+        try:
+            await toolset.resume(each)
+        except NoSuchProcess:
+            log.warning("the daemon has forgotten the command of session %s: %s", each.number, each.command)
