@@ -60,8 +60,20 @@ class FileRequests:
         """
         return path_to_uri(os.path.join(self._cwd, arguments.path(path)))
 
-    async def read_bytes(self, path: AnyPath) -> bytes:
-        """The content of a file. Above 32 MiB it is read in blocks, and must not change meanwhile."""
+    async def read_bytes(self, path: AnyPath, start: int | None = None, stop: int | None = None) -> bytes:
+        """The content of a file, or a part of it. Above 32 MiB it is read in blocks, and must not change
+        meanwhile.
+
+        Args:
+            path: a regular file.
+            start: the offset of the first byte. A negative offset counts from the end, as in a slice.
+            stop: the offset after the last byte, likewise. Only the part from `start` to `stop` is read.
+
+        Raises:
+            TransferFailed: the file shrank meanwhile, or changed while the connection was lost.
+        """
+        if start is not None or stop is not None:
+            return await self._read_part(path, slice(start, stop))
         if (await self._call("fs/getMetadata", {"path": self.uri(path)}))["size"] > WHOLE_FILE_BYTES:
             return await self._read_blocks(path)
         result = await self._call("fs/readFile", {"path": self.uri(path)})
@@ -147,6 +159,21 @@ class FileRequests:
                     f"the server sent the name {entry.name!r} in a directory, which is not a valid name"
                 )
         return entries
+
+    async def scandir(self, path: AnyPath) -> dict[str, Stat]:
+        """The names in a directory, each with its status, in arbitrary order, without dangling links.
+
+        This takes two requests for up to 256 names. `Stat.created` is None.
+
+        Raises:
+            ProtocolFault: the server sent a name that is a path.
+        """
+        from execclient.trees import described  # late, as in `_remote_file`
+
+        folder = arguments.path(path)
+        names = [entry.name for entry in await self.iterdir(folder)]
+        paths = {name: os.path.join(folder, name) for name in names}
+        return await described(self, self._session, paths)
 
     async def walk(
         self,
@@ -296,6 +323,14 @@ class FileRequests:
         async with self._remote_file(path) as file, aclosing(file.blocks()) as blocks:
             return b"".join([block async for block in blocks])
 
+    async def _read_part(self, path: AnyPath, part: slice) -> bytes:
+        async with self._remote_file(path) as file:
+            if not file.size:  # it is empty, or does not report its size, as those of /proc
+                return (await self.read_bytes(path))[part]
+            start, stop, _ = part.indices(file.size)
+            async with aclosing(file.blocks(start, stop)) as blocks:
+                return b"".join([block async for block in blocks])
+
     async def _write_blocks(self, path: AnyPath, data: bytes) -> None:
         async with self._remote_file(path, writing=True) as file:
             for offset in range(0, len(data), MAX_BLOCK_BYTES):
@@ -407,6 +442,7 @@ class FileSystem(FileRequests):
         progress: ShowProgress | None = None,
         verify: bool = True,
         preserve_times: bool = False,
+        overwrite: bool = True,
     ) -> Copied:
         """Copy a file from this machine to the executor, in blocks: memory use does not grow with the file.
 
@@ -424,9 +460,12 @@ class FileSystem(FileRequests):
             progress: called after each block.
             verify: compare the SHA-256 of the sent data with that of the new file, before it is renamed.
             preserve_times: keep the times of the source, and its mode even if a file is replaced, as `cp -p`.
+            overwrite: replace an existing file; otherwise that, also a dangling link, is a `FileExistsError`,
+                and of several uploads at the same time only one succeeds.
 
         Raises:
             TransferFailed: the new file differs from the sent data, or the local file shrank meanwhile.
+            FileExistsError: there is such a file, and `overwrite` is False.
             OutcomeUnknown: the connection was lost; no block is written twice. The target is unchanged,
                 unless the last step was under way.
             Unsupported: the server does not serve `fs/rename`, or `fs/install` for `preserve_times`.
@@ -436,7 +475,7 @@ class FileSystem(FileRequests):
         from execclient.transfer import Upload  # late, as in `_remote_file`
 
         return await Upload(self, self._session, progress).run(
-            local, path, verify=verify, preserve_times=preserve_times
+            local, path, verify=verify, preserve_times=preserve_times, overwrite=overwrite
         )
 
     async def download_tree(

@@ -586,6 +586,7 @@ class FileSystem:
     write_text = _blocking(core.FileSystem.write_text)
     stat = _blocking(core.FileSystem.stat)
     iterdir = _blocking(core.FileSystem.iterdir)
+    scandir = _blocking(core.FileSystem.scandir)
     mkdir = _blocking(core.FileSystem.mkdir)
     chmod = _blocking(core.FileSystem.chmod)
     utime = _blocking(core.FileSystem.utime)

@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
+from functools import partial
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self
 
@@ -32,10 +33,11 @@ from execclient.errors import (
     TransferFailed,
     call_failed,
 )
-from execclient.file_session import FileSession
+from execclient.file_session import FileSession, repeated
 from execclient.local_files import Attributes, LocalSource, LocalTarget, opened, part_path
 from execclient.results import Copied, Progress, Stat
 from execclient.session.session import cancel
+from execprotocol.errors import InternalError
 from execprotocol.limits import MAX_BLOCK_BYTES
 from execprotocol.path_uri import parse_path_uri
 
@@ -62,7 +64,7 @@ class UploadFiles(Protocol):
     async def exists(self, path: AnyPath) -> bool: ...  # noqa: D102
     async def digest(self, path: AnyPath) -> str: ...  # noqa: D102
     async def copy(self, source: AnyPath, destination: AnyPath) -> Copied: ...  # noqa: D102
-    async def rename(self, source: AnyPath, destination: AnyPath) -> None: ...  # noqa: D102
+    async def rename(self, source: AnyPath, destination: AnyPath, *, overwrite: bool) -> None: ...  # noqa: D102
     async def remove(self, path: AnyPath, *, missing_ok: bool) -> None: ...  # noqa: D102
 
 
@@ -115,17 +117,21 @@ class RemoteFile:
         if self._mode == "read":
             await self._check_identity()
 
-    async def blocks(self) -> AsyncGenerator[bytes, None]:
+    async def blocks(self, offset: int = 0, end: int | None = None) -> AsyncGenerator[bytes, None]:
         """The content, up to the size at the open, or to the end if the file reports no size.
 
         Blocks are read ahead to hide the latency.
 
+        Args:
+            offset: of the first byte.
+            end: the offset after the last byte, at most `size`; only for a file that reports a size.
+
         Raises:
             TransferFailed: the file has shrunk.
         """
-        offset = 0
+        end = self.size if end is None else end
         while True:
-            async with aclosing(self._read_ahead(offset)) as reading:
+            async with aclosing(self._read_ahead(offset, end)) as reading:
                 try:
                     async for block in reading:
                         offset += len(block)
@@ -137,25 +143,25 @@ class RemoteFile:
                         raise
             await self.open()
 
-    async def _read_ahead(self, offset: int) -> AsyncGenerator[bytes, None]:
+    async def _read_ahead(self, offset: int, end: int) -> AsyncGenerator[bytes, None]:
         ahead: deque[asyncio.Task[tuple[bytes, bool]]] = deque()
         done = offset
         try:
-            while not self.size or done < self.size:
+            while not self.size or done < end:
                 # A file without a size, as those of /proc, is read block after block.
-                while not ahead or (len(ahead) < BLOCKS_AHEAD and offset < self.size):
-                    length = min(MAX_BLOCK_BYTES, self.size - offset) if self.size else MAX_BLOCK_BYTES
+                while not ahead or (len(ahead) < BLOCKS_AHEAD and offset < end):
+                    length = min(MAX_BLOCK_BYTES, end - offset) if self.size else MAX_BLOCK_BYTES
                     ahead.append(asyncio.create_task(self._read(offset, length)))
                     offset += length
-                block, end = await ahead.popleft()
+                block, is_last = await ahead.popleft()
                 if block:
                     done += len(block)
                     yield block
-                if end:
+                if is_last:
                     break
         finally:
             await cancel(ahead)
-        if done < self.size:
+        if done < end:
             raise TransferFailed(f"the file shrank while it was read: {done} of {self.size} bytes are left")
 
     async def _read(self, offset: int, length: int) -> tuple[bytes, bool]:
@@ -296,11 +302,19 @@ class Upload:
         self._files = files
         self._session = session
         self._progress = progress
+        self._overwrite = True
 
     async def run(
-        self, local: AnyPath | BinaryIO, path: AnyPath, *, verify: bool, preserve_times: bool
+        self,
+        local: AnyPath | BinaryIO,
+        path: AnyPath,
+        *,
+        verify: bool,
+        preserve_times: bool,
+        overwrite: bool = True,
     ) -> Copied:
         """Copy the file."""
+        self._overwrite = overwrite
         if not isinstance(local, str | os.PathLike):
             return await self._put(
                 LocalSource(local, None, Attributes()), path, verify=verify, preserve=False
@@ -309,7 +323,7 @@ class Upload:
             return await self._put(source, path, verify=verify, preserve=preserve_times)
 
     async def _put(self, source: LocalSource, path: AnyPath, *, verify: bool, preserve: bool) -> Copied:
-        target, replaces = await self._place(path)
+        target, replaces = await (self._place(path) if self._overwrite else self._new_place(path))
         try:
             return await self._replace(source, target, replaces=replaces, verify=verify, preserve=preserve)
         except (CallFailed, OutcomeUnknown) as error:
@@ -330,16 +344,31 @@ class Upload:
                 await remote.close()
             if verify and await self._files.digest(part) != digest:
                 raise TransferFailed(f"{target}: the new file differs from the sent data")
-            if not installs:
-                await self._rename(part, target, digest)
-                return Copied(size, mode_kept=replaces or mode is None)
             # A replaced file keeps its mode, as with cp(1).
             wanted = source.attributes if preserve else Attributes(None if replaces else mode)
-            return Copied(size, await self._install(part, target, wanted, digest))
+            if installs and self._overwrite:
+                return Copied(size, await self._install(part, target, wanted, digest))
+            if installs and wanted != Attributes():
+                await self._session.call(
+                    "fs/setMetadata", {"path": self._files.uri(part), **_members(wanted)}
+                )
+            await self._rename(part, target, digest)
+            return Copied(size, mode_kept=installs or replaces or mode is None)
         except BaseException:
-            with suppress(ExecServerError):
-                await self._files.remove(part, missing_ok=True)
+            await self._discard(part)
             raise
+
+    async def _discard(self, part: str) -> None:
+        """Remove a part file if there is one. Trying twice does no harm."""
+        with suppress(ExecServerError):
+            await repeated(partial(self._files.remove, part, missing_ok=True))
+
+    async def _new_place(self, path: AnyPath) -> tuple[str, bool]:
+        """The path itself, which must not exist. Whether it does is decided by the rename, in the end."""
+        target = parse_path_uri(self._files.uri(path))
+        if await self._files.exists(target):
+            raise call_failed("fs/rename", InternalError.code, "File exists (os error 17)").of_path(target)
+        return target, False
 
     async def _place(self, path: AnyPath) -> tuple[str, bool]:
         """The path behind all links, and whether the file exists."""
@@ -362,8 +391,7 @@ class Upload:
         except CallFailed as error:
             folder = self._session.temporary_folder
             if not (replaces and mode is not None and folder and _is_not_writable(error)):
-                with suppress(ExecServerError):
-                    await self._files.remove(part, missing_ok=True)
+                await self._discard(part)
                 raise
             part = part_path(os.path.join(folder, os.path.basename(target)))
             remote = self._part(part, mode)
@@ -374,8 +402,7 @@ class Upload:
                     raise _without_room(error, target, folder) from None
                 raise
         except BaseException:
-            with suppress(ExecServerError):
-                await self._files.remove(part, missing_ok=True)
+            await self._discard(part)
             raise
         return part, remote
 
@@ -420,9 +447,7 @@ class Upload:
         params = {
             "sourcePath": self._files.uri(part),
             "destinationPath": self._files.uri(target),
-            "permissions": wanted.mode,
-            "modifiedAtNs": wanted.modified_ns,
-            "accessedAtNs": wanted.accessed_ns,
+            **_members(wanted),
         }
         try:
             result = await self._session.call(_INSTALL, params, limit=_INSTALL_SECONDS)
@@ -432,19 +457,27 @@ class Upload:
             return False
         if result["inPlace"]:
             # In a directory that is not writable, the file cannot be removed either.
-            with suppress(ExecServerError):
-                await self._files.remove(part, missing_ok=True)
+            await self._discard(part)
         return bool(result["inPlace"])
 
     async def _rename(self, part: str, target: str, digest: str) -> None:
         try:
-            await self._files.rename(part, target)
+            await self._files.rename(part, target, overwrite=self._overwrite)
         except OutcomeUnknown:
             if not await self._is_moved(part, target, digest):
                 raise
 
     async def _is_moved(self, part: str, target: str, digest: str) -> bool:
         return not await self._files.exists(part) and await self._files.digest(target) == digest
+
+
+def _members(attributes: Attributes) -> dict[str, Json]:
+    """Attributes as members of a request; None leaves one as it is."""
+    return {
+        "permissions": attributes.mode,
+        "modifiedAtNs": attributes.modified_ns,
+        "accessedAtNs": attributes.accessed_ns,
+    }
 
 
 def _without_room(error: CallFailed, target: str, temporary_folder: str) -> CallFailed:

@@ -32,6 +32,7 @@ from execclient.trees import (
     batches,
     call_batch,
     entry_failed,
+    entry_stat,
     invalid_entry,
     parts,
     side_by_side,
@@ -286,17 +287,7 @@ def _found(file: TreeFile, entry: dict[str, Any]) -> _Found:
         ProtocolFault: it is not of the protocol.
     """
     try:
-        stat = Stat(
-            is_dir=bool(entry["isDirectory"]),
-            is_file=bool(entry["isFile"]),
-            is_symlink=bool(entry["isSymlink"]),
-            size=int(entry["size"]),
-            modified=entry["modifiedAtNs"] / 1e9,
-            created=None,
-            mode=int(entry["permissions"]),
-            modified_ns=int(entry["modifiedAtNs"]),
-            accessed_ns=int(entry["accessedAtNs"]),
-        )
+        stat = entry_stat(entry)
         data = b64decode(entry["dataBase64"], validate=True) if "dataBase64" in entry else None
         return _Found(file._replace(size=stat.size), stat, data, str(entry.get("sha256")))
     except INVALID_VALUE_ERRORS as error:

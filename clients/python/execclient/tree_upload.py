@@ -16,6 +16,7 @@ from pybase64 import b64encode
 
 from execclient.connection.connection import Json
 from execclient.errors import CallFailed, TransferFailed
+from execclient.file_session import repeated
 from execclient.local_files import Attributes, read_small
 from execclient.results import Copied, TreeCopied
 from execclient.trees import (
@@ -31,7 +32,6 @@ from execclient.trees import (
     call_batch,
     entry_failed,
     parts,
-    repeated,
     side_by_side,
 )
 from execprotocol.limits import MAX_BATCH_BYTES

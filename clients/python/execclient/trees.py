@@ -19,7 +19,7 @@ import asyncio
 import errno
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -28,12 +28,12 @@ from execclient.connection.connection import Json
 from execclient.errors import (
     CallFailed,
     ExecServerError,
-    OutcomeUnknown,
+    NotFound,
     ProtocolFault,
     TransferFailed,
     call_failed,
 )
-from execclient.file_session import FileSession
+from execclient.file_session import FileSession, repeated
 from execclient.local_files import Attributes
 from execclient.results import Copied, Entry, LeftOut, Progress, Stat, TreeCopied, TreeProgress
 from execclient.session.session import INVALID_VALUE_ERRORS, cancel
@@ -48,9 +48,6 @@ BATCH_BYTES = 1 << 20
 FILES_AHEAD = 32
 BYTES_AHEAD = 8 << 20
 """As much as one large file has under way (`transfer.BLOCKS_AHEAD`)."""
-
-ATTEMPTS = 4
-"""To copy one file, if connections are lost."""
 
 MAX_PATH_BYTES = 4096
 """The kernel's limit, with the NUL. It also bounds the depth of the tree that a server lists."""
@@ -72,12 +69,17 @@ Ignore = Callable[[str, bool], bool]
 ShowTreeProgress = Callable[[TreeProgress], None]
 
 
-class TreeFiles(Protocol):
-    """The methods of `FileSystem` that a tree's transfer uses."""
+class PathFiles(Protocol):
+    """The methods of `FileSystem` that `described` uses."""
 
     def uri(self, path: AnyPath) -> str: ...  # noqa: D102 - as there
     async def stat(self, path: AnyPath) -> Stat: ...  # noqa: D102
-    async def is_dir(self, path: AnyPath) -> bool: ...  # noqa: D102
+
+
+class TreeFiles(PathFiles, Protocol):
+    """The methods of `FileSystem` that a tree's transfer uses."""
+
+    async def is_dir(self, path: AnyPath) -> bool: ...  # noqa: D102 - as there
     async def iterdir(self, path: AnyPath) -> list[Entry]: ...  # noqa: D102
     async def mkdir(self, path: AnyPath, *, parents: bool = ..., mode: int | None = ...) -> None: ...  # noqa: D102
     async def upload(  # noqa: D102
@@ -246,16 +248,6 @@ class TreeTransfer:
         return copied
 
 
-async def repeated(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Make a call that may be made twice, again if the connection is lost."""
-    for _ in range(ATTEMPTS - 1):
-        try:
-            return await attempt()
-        except OutcomeUnknown:
-            continue
-    return await attempt()
-
-
 async def side_by_side(jobs: Sequence[Callable[[], Awaitable[None]]]) -> None:
     """Run jobs, at most `FILES_AHEAD` at a time. The first failure cancels the others, and is raised."""
     waiting = iter(jobs)
@@ -288,6 +280,50 @@ async def call_batch(
     ):
         raise ProtocolFault(f"the server's answer to {method} is not one entry for each of {count}")
     return entries
+
+
+async def described(files: PathFiles, session: FileSession, paths: Mapping[str, str]) -> dict[str, Stat]:
+    """The status of paths, by their keys. Missing paths are left out.
+
+    Raises:
+        CallFailed: a path cannot be described.
+    """
+    found: dict[str, Stat] = {}
+    for keys in parts(list(paths)):
+        if GET not in session.capabilities:
+            for key in keys:
+                with suppress(NotFound):
+                    found[key] = await files.stat(paths[key])
+            continue
+        params = {"paths": [files.uri(paths[key]) for key in keys], "maxBytes": 0}
+        for key, entry in zip(keys, await call_batch(session, GET, params, len(keys)), strict=True):
+            if "error" not in entry:
+                found[key] = entry_stat(entry)
+            elif not isinstance(error := entry_failed(GET, paths[key], entry["error"]), NotFound):
+                raise error
+    return found
+
+
+def entry_stat(entry: Mapping[str, Any]) -> Stat:
+    """The status in an entry of the result of `fs/getFiles`.
+
+    Raises:
+        ProtocolFault: it is not of the protocol.
+    """
+    try:
+        return Stat(
+            is_dir=bool(entry["isDirectory"]),
+            is_file=bool(entry["isFile"]),
+            is_symlink=bool(entry["isSymlink"]),
+            size=int(entry["size"]),
+            modified=entry["modifiedAtNs"] / 1e9,
+            created=None,
+            mode=int(entry["permissions"]),
+            modified_ns=int(entry["modifiedAtNs"]),
+            accessed_ns=int(entry["accessedAtNs"]),
+        )
+    except INVALID_VALUE_ERRORS as error:
+        raise invalid_entry(GET, error) from error
 
 
 def entry_failed(method: str, path: str, error: Json) -> CallFailed:

@@ -18,7 +18,14 @@ from tests.conftest import StartServer
 TRANSPORTS = ("unix", "ws", "stdio")
 
 ONE_TRANSPORT = frozenset(
-    {"test_bad_arguments", "test_expect", "test_long_lines", "test_transfer_modes", "test_trees"}
+    {
+        "test_bad_arguments",
+        "test_expect",
+        "test_file_parts",
+        "test_long_lines",
+        "test_transfer_modes",
+        "test_trees",
+    }
 )
 """Modules whose subject lies above the connection. Their tests run over a Unix socket alone."""
 

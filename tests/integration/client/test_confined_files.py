@@ -64,6 +64,7 @@ READINGS: dict[str, Act] = {
 LOOKS: dict[str, Act] = {
     "stat": lambda fs, at, here: fs.stat(at / "file"),
     "iterdir": lambda fs, at, here: fs.iterdir(at),
+    "scandir": lambda fs, at, here: fs.scandir(at),
     "walk": lambda fs, at, here: fs.walk(at),
     "resolve": lambda fs, at, here: fs.resolve(at / "file"),
     "download_tree": lambda fs, at, here: fs.download_tree(at, here / "copy"),

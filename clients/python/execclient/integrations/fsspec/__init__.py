@@ -1,0 +1,10 @@
+"""The files of a daemon for fsspec: `fsspec.filesystem("execserver")`, `fsspec.open("execserver:///PATH")`.
+
+    file_system.py   the file system: paths, listings, contents, names
+    open_files.py    files that `open` and `open_async` return
+    sessions.py      a session for each event loop, and calls that outlast it
+
+`docs/how-to/fsspec.md`.
+"""
+
+from execclient.integrations.fsspec.file_system import ExecServerFileSystem as ExecServerFileSystem
