@@ -121,6 +121,10 @@ class Pace:
         return self._pause
 
 
+HANDSHAKES = 10
+"""Attempts to open a session while connections are lost before the answer. A session whose id never arrived
+has no processes, and ends after its time to live."""
+
 CLOSED_AT_ONCE = (
     "; a daemon accepts no clients from a sandbox or a container unless it runs there itself, and its log "
     "then says so: connect by a WebSocket with --ws-auth"
@@ -137,6 +141,7 @@ async def join(connector: Connector, session_id: str | None) -> tuple[Connection
     """
     clock = asyncio.get_running_loop().time
     begin = clock()
+    left = HANDSHAKES
     while True:
         try:
             return await connector.connect(session_id)
@@ -148,9 +153,11 @@ async def join(connector: Connector, session_id: str | None) -> tuple[Connection
                 raise
             raise SessionLost(f"the session {session_id} cannot be resumed: {error.message}") from error
         except ConnectionLost as error:
-            # Over a Unix socket a daemon cannot give a reason: the dialect is not known yet.
-            hint = CLOSED_AT_ONCE if connector.target.url.startswith("unix:") else ""
-            raise ConnectionFailed(f"cannot connect to {connector.target.url}: {error}{hint}") from error
+            left -= 1
+            if not left or not connector.target.recoverable:
+                # Over a Unix socket a daemon cannot give a reason: the dialect is not known yet.
+                hint = CLOSED_AT_ONCE if connector.target.url.startswith("unix:") else ""
+                raise ConnectionFailed(f"cannot connect to {connector.target.url}: {error}{hint}") from error
         await asyncio.sleep(LONGEST_PAUSE_SECONDS)
 
 
