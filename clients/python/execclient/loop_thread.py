@@ -182,12 +182,15 @@ class LoopCall(Generic[R]):
         """Wait for the end for so many seconds or for ever; whether the call has ended."""
         return self._outcome.wait(timeout)
 
+    def cancel(self) -> None:
+        """Begin to cancel the call, without waiting for that. Does nothing if it has ended."""
+        if not self.done:
+            with suppress(ExecutorClosed):
+                self._thread.wake(self._cancel)
+
     def give_up(self) -> None:
         """Cancel the call, and wait for its end. Does nothing if it has ended."""
-        if self.done:
-            return
-        with suppress(ExecutorClosed):
-            self._thread.wake(self._cancel)
+        self.cancel()
         # A loop that is about to close may not begin the call; begun calls end with the loop.
         while not self._thread.left.done and not self._outcome.wait(_RECHECK_SECONDS):
             pass
@@ -252,6 +255,38 @@ class LoopThread(Generic[T]):
                 with suppress(ExecutorClosed):
                     self.call(undo)
             raise
+        finally:
+            del call  # as in `CallResult.result`
+
+    async def call_async(self, make: MakeCoroutine[R]) -> R:
+        """As `call`, from a coroutine of any other event loop, which runs on meanwhile.
+
+        Cancelling this cancels the call, and waits for its end; a second cancellation ends the wait at once.
+
+        Args:
+            make: makes the coroutine.
+
+        Raises:
+            ExecutorClosed, RuntimeError: as `call`.
+        """
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def notify() -> None:
+            with suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(ended.set)
+
+        call = LoopCall(self, make, notify)
+        call.start()
+        try:
+            await ended.wait()
+        except asyncio.CancelledError:
+            call.cancel()
+            while not (call.done or self.left.done):  # as in `LoopCall.give_up`
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), _RECHECK_SECONDS)
+            raise
+        try:
+            return call.result()
         finally:
             del call  # as in `CallResult.result`
 
