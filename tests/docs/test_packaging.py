@@ -27,11 +27,13 @@ DISTRIBUTIONS = {
     "anyio": "httpcore",  # h11 too: httpcore stands on both
     "h11": "httpcore",
     "jwt": "pyjwt",
+    "minisweagent": "mini-swe-agent",
     "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
     "opentelemetry.sdk": "opentelemetry-sdk",
     "opentelemetry": "opentelemetry-api",
     "pydantic_core": "pydantic",
     "starlark": "starlark-pyo3",
+    "swerex": "swe-rex",
 }
 """Modules whose distribution has another name; the first that fits."""
 

@@ -23,6 +23,7 @@ from execclient.shells import (
     register_shell_type,
     shell_from_info,
     shell_type_of,
+    stderr_to_stdout,
 )
 
 SCRIPT = "echo \"$HOME\" 'a b'\nls *"
@@ -41,6 +42,16 @@ def fish() -> Iterator[ShellType]:
     """A kind of shell that is not known by itself."""
     yield ShellType("fish", ("fish",), ("--login", "-c"), ("-c",))
     shells._TYPES.pop("fish", None)
+
+
+def test_both_streams_are_in_one_in_the_order_in_which_they_were_written() -> None:
+    script = "for number in 1 2 3; do echo out $number; echo err $number >&2; done; exit 3"
+    done = subprocess.run(stderr_to_stdout(["sh", "-c", script]), capture_output=True, text=True)
+
+    assert done.stdout.split("\n") == [
+        f"{name} {number}" for number in (1, 2, 3) for name in ("out", "err")
+    ] + [""]
+    assert (done.returncode, done.stderr) == (3, "")
 
 
 # -- how each is told to run a script
