@@ -125,13 +125,17 @@ class Executor:
             CommandFailed: with `check`; the exception has the `result`.
             CommandNotRun: the sandbox failed before the command began.
             Unsupported: the server does not serve `size` or `grace`, or cannot end an `input`.
-            OutcomeUnknown, SessionLost, ExecutorClosed: the outcome is unknown.
+            SessionLost, ExecutorClosed: the outcome is unknown; likewise `OutcomeUnknown`, if the server does
+                not serve `if_exists` of `start`.
             TypeError, ValueError: an argument or a variable is not text, or not UTF-8, or the workspace of a
                 sandbox is `/`; nothing was started.
         """
         limit = arguments.count(max_output_bytes, "max_output_bytes", none="keeps everything")
         limits = Limits.of(timeout, idle_timeout, grace)
-        options = StartOptions(argv, cwd, env, inherit, tty, size, input is not None, limits, "fail", sandbox)
+        piped = input is not None
+        options = StartOptions(
+            argv, cwd, env, inherit, tty, size, piped, limits, "fail", sandbox, new_id=True
+        )
         # Checked before the start: a command that waits for the rest of an invalid input waits for ever.
         data = None if input is None else arguments.data(input, "input")
         if data is not None and not tty:
@@ -172,8 +176,8 @@ class Executor:
             idle_timeout: seconds of silence until the process is killed; the `cause` is then `idleTimeout`.
             grace: seconds between SIGTERM and the kill, at either limit.
             if_exists: with `attach`: if the session has a process of this `id` that was started in the same
-                way, return that process, with its output from the first byte. This is how a start whose
-                outcome is unknown can be repeated.
+                way, return that process, with its output from the first byte. So the start can be sent
+                again after a lost connection, as one without an `id` is.
             sandbox: a policy, with `cwd` as the workspace; or the form of the wire.
             arg0: the name that the program sees in place of `argv[0]`.
             buffer_bytes: output that may wait in the client; beyond this the oldest output is dropped, and
@@ -183,12 +187,15 @@ class Executor:
             SystemFailure: the process could not be started.
             Refused: the `id` is taken; or, with `attach`, by another command.
             Unsupported: the server does not serve `size`, `if_exists` or `grace`.
-            OutcomeUnknown: the connection was lost. If the process started it is killed, unless `if_exists`
-                is `attach`.
+            OutcomeUnknown: the connection was lost, and the start cannot be sent again: there is an `id`
+                without `if_exists="attach"`, or the server does not serve `if_exists`. If the process
+                started it is killed.
         """
         inbox = Inbox(arguments.new_id() if id is None else id, _buffer(buffer_bytes))
         limits = Limits.of(timeout, idle_timeout, grace)
-        options = StartOptions(argv, cwd, env, inherit, tty, size, stdin, limits, if_exists, sandbox, arg0)
+        options = StartOptions(
+            argv, cwd, env, inherit, tty, size, stdin, limits, if_exists, sandbox, arg0, new_id=id is None
+        )
         return await self._starter.start(inbox, options, self._starter.deadlines(inbox, options))
 
     async def attach(

@@ -19,6 +19,7 @@ from execclient.errors import (
     CommandTimedOut,
     ExecServerError,
     ExecutorClosed,
+    OutcomeUnknown,
     SessionLost,
     Unsupported,
 )
@@ -72,6 +73,8 @@ class StartOptions(NamedTuple):
     if_exists: IfExists
     sandbox: Sandbox | None
     arg0: str | None = None
+    new_id: bool = False
+    """Whether no other process can have the id, so that the start may be sent twice."""
 
 
 class Starter:
@@ -95,11 +98,12 @@ class Starter:
         params = self._params(inbox.id, options)
         known = inbox.key in session.inboxes
         attach = options.if_exists == "attach"
+        repeatable = attach or (options.new_id and "process/start.ifExists" in session.capabilities)
         if not attach:
             # Before the start: a server may send events of a process before the response.
             session.add(inbox)
         try:
-            result = await session.call("process/start", params)
+            result, repeated = await self._call(params, repeatable=repeatable)
         except BaseException as error:
             session.inboxes.forget(inbox)
             # The process may run all the same. But the id may also be that of an earlier process.
@@ -107,7 +111,9 @@ class Starter:
                 session.terminate_soon(inbox.id)
             raise
         inbox.started = True
-        if attach:
+        if repeated:
+            session.inboxes.forget(inbox)  # it may have missed events of the first start
+        if attach or repeated:
             await session.attach(inbox)
         if deadlines is not None:
             deadlines.begin()
@@ -122,6 +128,17 @@ class Starter:
             confined="sandbox" in params,
             deadlines=deadlines,
         )
+
+    async def _call(self, params: Mapping[str, Json], *, repeatable: bool) -> tuple[Json, bool]:
+        """The response to a start, and whether it was sent more than once (`docs/protocol.md`, H45)."""
+        repeated = False
+        while True:
+            try:
+                return await self.session.call("process/start", params), repeated
+            except OutcomeUnknown:
+                if not repeatable:
+                    raise
+            params, repeated = {**params, "ifExists": "attach"}, True
 
     def absolute_cwd(self, options: StartOptions) -> str:
         """The working directory of the process."""

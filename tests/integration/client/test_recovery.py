@@ -222,7 +222,8 @@ async def test_files_can_be_read_over_a_cut_and_a_write_says_that_it_is_unknown(
 
 
 async def test_a_start_that_is_cut_leaves_no_process_behind(executor: Executor, tmp_path: Path) -> None:
-    starting = asyncio.create_task(executor.start(["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 60"]))
+    script = f"echo $$ > {tmp_path}/pid; exec sleep 60"
+    starting = asyncio.create_task(executor.start(["sh", "-c", script], id="named"))
     await asyncio.sleep(0)
     executor.drop_connection()
     with pytest.raises(OutcomeUnknown, match="process/start"):
@@ -233,6 +234,20 @@ async def test_a_start_that_is_cut_leaves_no_process_behind(executor: Executor, 
     pid = tmp_path / "pid"
     if pid.exists() and pid.read_text():
         assert await asyncio.to_thread(wait_gone, int(pid.read_text()), PATIENCE)
+
+
+async def test_a_command_whose_start_is_cut_runs_once_and_gives_all_its_output(
+    executor: Executor, tmp_path: Path
+) -> None:
+    script = f"echo begun >> {tmp_path}/begun; seq 1000"
+    for turn in range(1, 9):
+        running = asyncio.create_task(executor.run(["sh", "-c", script]))
+        for _ in range(turn):
+            await asyncio.sleep(0)
+        executor.drop_connection()
+
+        assert (await running).stdout == b"".join(b"%d\n" % number for number in range(1, 1001))
+        assert (tmp_path / "begun").read_text() == "begun\n" * turn
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["stalled", "cut"])

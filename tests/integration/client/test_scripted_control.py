@@ -97,21 +97,26 @@ async def test_leaving_an_observed_process_ends_the_subscription(scripted: Scrip
         assert request["params"] == {"processId": "p1", "sessionId": "s2"}
 
 
-async def test_a_repeatable_start_whose_answer_was_lost_is_left_alone(scripted: ScriptedDaemon) -> None:
+@pytest.mark.parametrize(
+    "named", [{"id": "once", "if_exists": "attach"}, {}], ids=["attach", "without an id"]
+)
+async def test_a_repeatable_start_whose_answer_was_lost_is_sent_again(
+    scripted: ScriptedDaemon, named: dict[str, Any]
+) -> None:
     async with connect_to(scripted) as (executor, peer):
         executor._session.capabilities = SERVED
-        starting = asyncio.create_task(executor.start(["x"], id="once", if_exists="attach"))
-        await peer.expect("process/start")
+        starting = asyncio.create_task(executor.start(["x"], **named))
+        first = (await peer.expect("process/start"))["params"]
         await peer.close()
-        with pytest.raises(OutcomeUnknown):
-            await starting
         peer = await scripted.session()
-        await survived(peer, executor)
-
-        again = asyncio.create_task(executor.start(["x"], id="once", if_exists="attach"))
-        await peer.answer("process/start", {"processId": "once", "attached": True})
+        second = (await peer.answer("process/start", {"processId": "once", "pid": 42}))["params"]
         await peer.answer("process/read", page((1, b"a"), next_seq=3, closed=True))
-        assert await all_of(await again) == b"a"
+
+        process = await starting
+        assert await all_of(process) == b"a"
+        assert process.pid == 42
+        assert second == {**first, "ifExists": "attach"}
+        await survived(peer, executor)
 
 
 async def test_a_start_that_meets_a_cut_does_not_kill_another_one_of_its_name(
