@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from execclient.arguments import AnyPath
 from execclient.connection.connection import Json
 
 Argv = tuple[str, ...]
@@ -63,6 +64,15 @@ class Shell:
             login: whether the shell reads the account's profile first.
         """
         return (self.path, *(self.type.login if login else self.type.plain), command)
+
+
+def stderr_to_stdout(argv: Sequence[AnyPath]) -> list[AnyPath]:
+    """A command that runs another one with its errors in its standard output, in the order of writing.
+
+    Otherwise the order of the two streams is that of their arrival at the daemon. Needs `sh`, which reports a
+    missing program by exit code 127.
+    """
+    return ["sh", "-c", 'exec "$@" 2>&1', "sh", *argv]
 
 
 ZSH = ShellType("zsh", ("zsh",), ("-lc",), ("-c",))
