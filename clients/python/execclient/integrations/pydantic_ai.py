@@ -28,12 +28,12 @@ from execclient import (
     Executor,
     FileSystem,
     NotFound,
-    OutcomeUnknown,
     ReadOnly,
     Refused,
     WorkspaceWrite,
     connect,
 )
+from execclient.file_session import repeated
 from execclient.govern.sandbox import SandboxPolicy
 from execclient.results import RunResult
 
@@ -46,9 +46,6 @@ MAX_OUTPUT_BYTES = 64 << 20
 
 _PREVIEW_BYTES = 64 << 10
 """Of each stream, in the error for too much output."""
-
-_ATTEMPTS = 20
-"""Of work on files, if connections are lost."""
 
 _LIST = """
 cd -- "$1" && [ -r . ] || exit 1
@@ -299,8 +296,11 @@ class ExecServerWorkspaceBackend(
             settings = self._settings
             keep = is_command and self._keeps
             async with connect(settings.url, token_file=settings.token_file, keep=keep) as executor:
-                opened = await _repeated(partial(self._open, executor))
-                return await (work(opened) if is_command else _repeated(partial(work, opened)))
+                opened = await repeated(partial(self._open, executor))
+                if is_command:
+                    return await work(opened)
+                # Often: a large file is one request, which takes longer than some connections last.
+                return await repeated(partial(repeated, partial(work, opened)))
 
         try:
             return await _in_a_task(working())
@@ -399,15 +399,6 @@ def _text(data: bytes) -> str:
 async def _check(executor: Executor, root: str) -> None:
     if not await executor.fs.is_dir(root):
         raise WorkspaceUnavailableError(f"the folder {root} of the workspace is gone")
-
-
-async def _repeated(attempt: Callable[[], Awaitable[T]]) -> T:
-    for _ in range(_ATTEMPTS - 1):
-        try:
-            return await attempt()
-        except OutcomeUnknown:
-            continue
-    return await attempt()
 
 
 async def _in_a_task(work: Coroutine[None, None, T]) -> T:

@@ -1,0 +1,1 @@
+"""`execclient.integrations.acp`."""
