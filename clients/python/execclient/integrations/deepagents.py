@@ -312,10 +312,11 @@ class ExecserverSandbox(BaseSandbox):
     async def _delete(self, file_path: str) -> DeleteResult:
         try:
             path = self._path(file_path)
+            exists = await self._files.exists(path)
             try:
                 await self._files.remove(path, recursive=True)
             except OutcomeUnknown:
-                await _again(partial(self._files.remove, path, recursive=True, missing_ok=True))
+                await _again(partial(self._files.remove, path, recursive=True, missing_ok=exists))
         except NotFound:
             return DeleteResult(error=f"Error: '{file_path}' not found")
         except _FAILURES as error:
