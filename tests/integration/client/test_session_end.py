@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from execclient import Executor, SessionLost, connect, sync
+from execclient import Executor, ExecutorClosed, SessionLost, connect, sync
 from execclient.expect import RemoteSpawn
 from execclient.govern.sandbox import WorkspaceWrite
 from execclient.session import session as session_module
@@ -293,6 +293,24 @@ async def test_a_session_that_is_gone_when_the_connection_comes_back_has_ended(
     await peer.refuse("initialize", -32600, "unknown session id s1")
     with at_most(SOON):
         await closing
+
+
+async def test_calls_under_way_then_end_as_with_any_other_close(scripted: ScriptedDaemon) -> None:
+    executor, peer = await connected(scripted, "session/end")
+    running = asyncio.create_task(executor.run(["x"]))
+    await peer.answer("process/start", {})
+    calling = asyncio.create_task(executor.fs.stat("x"))
+    await peer.expect("fs/getMetadata")
+    closing = asyncio.create_task(executor.close())
+    await peer.expect("session/end")
+    await peer.close()
+
+    peer = await scripted.accept()
+    await peer.refuse("initialize", -32600, "unknown session id s1")
+    await closing
+    for task in (running, calling):
+        with pytest.raises(ExecutorClosed):
+            await task
 
 
 async def test_after_the_answer_nothing_is_recovered(scripted: ScriptedDaemon) -> None:

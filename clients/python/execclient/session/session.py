@@ -108,6 +108,8 @@ class Session:
         self._settled = asyncio.Event()
         """Set unless recovering: connected, lost or closed."""
         self._failure: ExecServerError | None = None
+        self._ending = False
+        """Whether the daemon was asked to end the session."""
         self._closed = False
         self._recovering: asyncio.Task[None] | None = None
         self._last_calls: set[asyncio.Task[None]] = set()
@@ -172,6 +174,7 @@ class Session:
             self._soon(self._end_session)
 
     async def _end_session(self) -> None:
+        self._ending = True
         await self.call("session/end", {})
         self._closed = True  # the daemon closes the connection now, which needs no recovery
 
@@ -412,8 +415,10 @@ class Session:
 
     def _give_up(self, error: ExecServerError) -> None:
         self._failure = error
+        if self._ending:  # it ended as requested, before the response to that arrived
+            self._closed = True
         for inbox in self.inboxes:
-            inbox.fail(SessionLost(str(error)))
+            inbox.fail(ExecutorClosed("the executor was closed") if self._closed else SessionLost(str(error)))
         self._settled.set()
 
 
