@@ -228,7 +228,7 @@ integrations: bubblewrap $(INTEGRATIONS:%=.integrations/%/.ready) ## each suite,
 
 integration-%: .integrations/%/.ready
 	.integrations/$*/bin/mypy --cache-dir .mypy_cache/$* $(wildcard clients/python/execclient/integrations/$*.py) \
-		$(wildcard clients/python/execclient/integrations/$*) tests/third_party/$*
+		$(wildcard clients/python/execclient/integrations/$*/*.py) $(wildcard tests/third_party/$*/*.py)
 	.integrations/$*/bin/python $(THIRD_PARTY_PYTEST) -o cache_dir=.pytest_cache/$* tests/third_party/$*
 	.integrations/$*/bin/python $(THIRD_PARTY_PYTEST) -o cache_dir=.pytest_cache/$* --chaos tests/third_party/$*
 

@@ -23,7 +23,9 @@ from execclient import (
     UntrustedServer,
     connect,
 )
+from execclient.session.recovery import HANDSHAKES
 from tests.conftest import StartServer
+from tests.support.cutting_proxy import Cut, cutting
 from tests.support.wire import Server
 
 NOBODY = 65534
@@ -60,6 +62,25 @@ async def test_a_socket_that_a_dead_daemon_left_is_the_same(tmp_path: Path) -> N
     with pytest.raises(DaemonNotRunning, match="Connection refused"):
         async with connect(f"unix://{tmp_path}/s"):
             pass
+
+
+@pytest.mark.parametrize("url", ["unix"], indirect=True)
+async def test_a_connection_that_is_lost_before_the_answer_is_made_again(url: str, tmp_path: Path) -> None:
+    cuts: list[Cut | None] = [("to client", 1), ("to server", 30), ("to client", 100)]
+    async with (
+        cutting(url, tmp_path, lambda: cuts.pop(0) if cuts else None) as proxy,
+        connect(proxy.url) as executor,
+    ):
+        assert (await executor.run(["echo", "there"])).text == "there\n"
+    assert proxy.cuts == 3
+
+
+@pytest.mark.parametrize("url", ["unix"], indirect=True)
+async def test_connecting_ends_if_every_connection_is_lost(url: str, tmp_path: Path) -> None:
+    async with cutting(url, tmp_path, lambda: ("to client", 1)) as proxy:
+        with pytest.raises(ConnectionFailed, match="cannot connect to unix:"):
+            await connect(proxy.url)
+        assert proxy.cuts == HANDSHAKES
 
 
 async def test_a_path_that_is_no_socket_path_is_a_failed_connection(tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ ATTACHED_SECONDS = 8.0
 """How long the first connection waits for a session that another connection has. A server needs 5 s to notice
 that the other client is gone."""
 
+HANDSHAKES = 10
+"""Attempts to open a session while connections are lost before the answer. A session whose id never arrived
+has no processes, and ends after its time to live."""
+
 
 @dataclass(frozen=True, slots=True)
 class Connector:
@@ -137,6 +141,7 @@ async def join(connector: Connector, session_id: str | None) -> tuple[Connection
     """
     clock = asyncio.get_running_loop().time
     begin = clock()
+    left = HANDSHAKES
     while True:
         try:
             return await connector.connect(session_id)
@@ -148,9 +153,11 @@ async def join(connector: Connector, session_id: str | None) -> tuple[Connection
                 raise
             raise SessionLost(f"the session {session_id} cannot be resumed: {error.message}") from error
         except ConnectionLost as error:
-            # Over a Unix socket a daemon cannot give a reason: the dialect is not known yet.
-            hint = CLOSED_AT_ONCE if connector.target.url.startswith("unix:") else ""
-            raise ConnectionFailed(f"cannot connect to {connector.target.url}: {error}{hint}") from error
+            left -= 1
+            if not left or not connector.target.recoverable:
+                # Over a Unix socket a daemon cannot give a reason: the dialect is not known yet.
+                hint = CLOSED_AT_ONCE if connector.target.url.startswith("unix:") else ""
+                raise ConnectionFailed(f"cannot connect to {connector.target.url}: {error}{hint}") from error
         await asyncio.sleep(LONGEST_PAUSE_SECONDS)
 
 
