@@ -1,0 +1,1 @@
+"""Inspect: the sandbox environment `execserver`."""

@@ -1,0 +1,78 @@
+"""What an evaluation of the tests needs: samples of a daemon, and a model that follows a script."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageTool,
+    GenerateConfig,
+    Model,
+    ModelOutput,
+    ModelUsage,
+    get_model,
+)
+from inspect_ai.tool import ToolChoice, ToolInfo
+
+from execclient import Executor, NotFound, connect
+from execclient.integrations.inspect_ai import (
+    FOLDER,
+    ExecServerSandboxConfig,
+    ExecServerSandboxEnvironment,
+)
+from execprotocol.path_uri import parse_path_uri
+
+Call = tuple[str, dict[str, Any]]
+"""The name of a tool, and its arguments."""
+
+
+def scripted(calls: Sequence[Call]) -> Model:
+    """A model that makes these tool calls, one after the other in each sample, and then answers `done`."""
+
+    def output(
+        messages: list[ChatMessage], tools: list[ToolInfo], choice: ToolChoice, config: GenerateConfig
+    ) -> ModelOutput:
+        made = sum(isinstance(message, ChatMessageTool) for message in messages)
+        if made < len(calls):
+            answer = ModelOutput.for_tool_call("mockllm/model", *calls[made])
+        else:
+            answer = ModelOutput.from_content("mockllm/model", "done")
+        answer.usage = ModelUsage()  # the model would else download a table to count tokens
+        return answer
+
+    return get_model("mockllm/model", custom_outputs=output)
+
+
+@asynccontextmanager
+async def sample(config: ExecServerSandboxConfig) -> AsyncIterator[ExecServerSandboxEnvironment]:
+    """An environment from its beginning to its end."""
+    environments = await ExecServerSandboxEnvironment.sample_init("test", config, {})
+    try:
+        yield environments["default"].as_type(ExecServerSandboxEnvironment)
+    finally:
+        await ExecServerSandboxEnvironment.sample_cleanup("test", config, environments, False)
+
+
+def home_of(executor: Executor) -> str:
+    """The home folder of the daemon's user."""
+    return parse_path_uri(executor.info["userHomeDir"])
+
+
+async def left(executor: Executor) -> tuple[list[str], list[str]]:
+    """The working directories at a daemon, and its processes that run."""
+    folder = f"{home_of(executor)}/{FOLDER}"
+    try:
+        names = [entry.name for entry in await executor.fs.iterdir(folder)]
+    except NotFound:
+        names = []
+    processes = await executor.processes(all_sessions=True)
+    return names, [each.process_id for each in processes if each.state == "running"]
+
+
+async def left_at(url: str) -> tuple[list[str], list[str]]:
+    """The same, over a connection of its own."""
+    async with connect(url) as executor:
+        return await left(executor)

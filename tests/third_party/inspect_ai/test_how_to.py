@@ -1,0 +1,9 @@
+"""The page `docs/how-to/inspect-ai.md` does what it says."""
+
+from pathlib import Path
+
+from tests.third_party.how_to import follow
+
+
+def test_the_programs_of_the_page_print_what_it_shows(url: str, tmp_path: Path) -> None:
+    assert follow("inspect-ai", url, tmp_path) == 2
