@@ -50,6 +50,9 @@ log = Logger()
 _ASK_AGAIN_SECONDS = 5.0
 """A failed backend may have been repaired meanwhile; a trial takes some 50 ms."""
 
+_MOST_LOOKS = 20
+"""At the disk for one sandbox, while folders vanish."""
+
 
 class Sandboxes:
     """Makes confinements. All methods may block, and may be called from any thread.
@@ -132,15 +135,21 @@ class Sandboxes:
         Raises:
             InvalidRequest: the policy cannot be enforced here; the message names the reason and the fix.
         """
-        try:
-            self._open_state()
-            confinement = self._prepare(policy, command, extra)
-        except state_folder.StateFolderError as error:
-            raise refused(str(error), "sandbox") from None
-        except OSError as error:
-            raise refused(f"{os.strerror(error.errno or 0)}: {_named(error)}", "sandbox") from None
-        self._open.add(confinement)
-        return confinement
+        looks = 0
+        while True:
+            looks += 1
+            try:
+                self._open_state()
+                confinement = self._prepare(policy, command, extra)
+            except state_folder.StateFolderError as error:
+                raise refused(str(error), "sandbox") from None
+            except OSError as error:
+                # A folder that was seen may be gone at its use: the mount point of a sandbox that has ended.
+                if isinstance(error, FileNotFoundError) and looks < _MOST_LOOKS:
+                    continue
+                raise refused(f"{os.strerror(error.errno or 0)}: {_named(error)}", "sandbox") from None
+            self._open.add(confinement)
+            return confinement
 
     def adopt(self, state: object, descriptors: Sequence[int]) -> Confinement:
         """Adopt a sandbox that a dead server made. Call it before the first `prepare`.
@@ -352,6 +361,8 @@ def _hold(seen: view.View) -> dict[str, int]:
     except OSError as error:
         for fd in held.values():
             os.close(fd)
+        if isinstance(error, FileNotFoundError):
+            raise
         raise refused(f"{_named(error)} was replaced just now: {error.strerror}", "sandbox") from None
     return held
 

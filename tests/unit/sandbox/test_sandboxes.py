@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -97,6 +98,28 @@ def test_a_daemons_end_gives_everything_back(make: Make, ws: Path) -> None:
     assert os.listdir(ws)
     boxes.close()
     assert os.listdir(ws) == []
+
+
+def test_folders_that_come_and_go_meanwhile_are_looked_at_again(base: Path, ws: Path) -> None:
+    (ws / "keep").touch()
+    own = DaemonPaths(files=(f"{ws}/a/b/settings.toml",))
+    boxes = Sandboxes(SandboxOptions(None, False, str(base / "state")), own, {"PATH": PATH})
+    come_and_go = (
+        "import contextlib, os, time\n"
+        "while True:\n"
+        "    for change in (os.makedirs, os.removedirs):\n"
+        "        with contextlib.suppress(OSError):\n"
+        "            change('a/b')\n"
+        "        time.sleep(0.001)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", come_and_go], cwd=ws)
+    try:
+        for _ in range(100):
+            boxes.release(boxes.prepare(workspace(ws), command()))
+    finally:
+        process.kill()
+        process.wait()
+        boxes.close()
 
 
 def test_many_threads_may_ask_at_once(make: Make, ws: Path) -> None:
