@@ -6,13 +6,29 @@ only place that adds a sandbox to them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol, TypeVar
 
 from execclient.connection.connection import Json
+from execclient.errors import OutcomeUnknown
+
+ATTEMPTS = 4
+"""Of a call that may be made twice, if connections are lost."""
+
+T = TypeVar("T")
 
 _WITHOUT_SANDBOX = frozenset({"fs/close"})
 """Methods that have no parameter `sandbox`."""
+
+
+async def repeated(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Make a call that may be made twice, again if the connection is lost."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return await attempt()
+        except OutcomeUnknown:
+            continue
+    return await attempt()
 
 
 class Calls(Protocol):
