@@ -124,8 +124,7 @@ class Executor:
             CommandFailed: with `check`; the exception has the `result`.
             CommandNotRun: the sandbox failed before the command began.
             Unsupported: the server does not serve `size` or `grace`, or cannot end an `input`.
-            SessionLost, ExecutorClosed: the outcome is unknown; likewise `OutcomeUnknown`, if the server does
-                not serve `if_exists` of `start`.
+            OutcomeUnknown, SessionLost, ExecutorClosed: the outcome is unknown. Old servers cause the first.
             TypeError, ValueError: an argument or a variable is not text, or not UTF-8, or the workspace of a
                 sandbox is `/`; nothing was started.
         """

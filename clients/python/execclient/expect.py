@@ -45,9 +45,10 @@ try:
 except ImportError as error:
     raise ImportError('execclient.expect needs pexpect: pip install "execclient[expect]"') from error
 
-from execclient.arguments import AnyPath
+from execclient.arguments import AnyPath, Sandbox
 from execclient.errors import ExecServerError, Unsupported, WaitTimeout
 from execclient.remote_echo import RemoteEcho, without_echo
+from execclient.run import IfExists
 from execclient.sync import Executor, OutputQueue, Process, connect
 
 if TYPE_CHECKING:
@@ -249,6 +250,10 @@ class RemoteSpawn(_Terminal):
         env: variables added to the daemon's.
         cwd: the working directory; the daemon's by default.
         echo: whether the terminal echoes its input, at first.
+        sandbox: of the command, as for `Executor.start`, like the next two.
+        id: the name of the process in its session.
+        if_exists: with `attach`, a command of this `id` that was started in the same way is taken over, with
+            its output from the first byte.
 
     Raises:
         ExecServerError: the command could not be started, or the daemon not be reached.
@@ -270,6 +275,9 @@ class RemoteSpawn(_Terminal):
         env: Mapping[str, str] | None = None,
         cwd: AnyPath | None = None,
         echo: bool = True,
+        sandbox: Sandbox | None = None,
+        id: str | None = None,  # noqa: A002 - as for `Executor.start`
+        if_exists: IfExists = "fail",
     ) -> None:
         if url is not None and executor is not None:
             raise TypeError("either url or executor, not both")
@@ -286,7 +294,16 @@ class RemoteSpawn(_Terminal):
         self._executor = connect(url) if executor is None else executor
         try:
             started = argv if echo else without_echo(argv)
-            self._process = self._executor.start(started, tty=True, size=dimensions, env=env, cwd=cwd)
+            self._process = self._executor.start(
+                started,
+                id=id,
+                tty=True,
+                size=dimensions,
+                env=env,
+                cwd=cwd,
+                sandbox=sandbox,
+                if_exists=if_exists,
+            )
         except BaseException:
             self._end_connection()
             raise

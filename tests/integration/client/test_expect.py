@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 from pexpect import replwrap
 from pexpect.spawnbase import SpawnBase
 
-from execclient import ExecutorClosed, SystemFailure
+from execclient import ExecutorClosed, ReadOnly, SystemFailure
 from execclient.expect import RemoteSpawn
 from execclient.remote_echo import RemoteEcho
 from execclient.sync import Executor, connect
@@ -264,6 +265,32 @@ def test_a_key_is_made(spawn: Spawn, tmp_path: Path, phrases: tuple[str, str]) -
 
 
 # -- what pexpect does
+
+
+def test_a_confined_shell_is_taken_over_with_its_output(connected: Executor, tmp_path: Path) -> None:
+    start = partial(
+        RemoteSpawn,
+        ["sh"],
+        executor=connected,
+        id="shell",
+        if_exists="attach",
+        sandbox=ReadOnly(),
+        cwd=tmp_path,
+        encoding="utf-8",
+        timeout=PATIENCE,
+    )
+    first = start()
+    first.sendline("touch file; echo $((6 * 7))")
+    first.expect(r"Read-only file system.*42")
+
+    second = start()
+    second.expect(r"Read-only file system.*42")
+    second.sendline("exit 3")
+    assert second.wait() == 3
+    first.expect(pexpect.EOF)
+    first.close()
+    second.close()
+    assert first.exitstatus == 3
 
 
 def test_it_is_one_of_pexpects_own(bash: RemoteSpawn) -> None:

@@ -7,10 +7,11 @@ cwd: /home/me/project
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import weakref
-from typing import Annotated, Any
+from typing import Any
 
 try:
     from minisweagent.exceptions import Submitted
@@ -21,10 +22,12 @@ except ImportError as error:
         'pip install "execclient[mini_swe_agent]"'
     ) from error
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
+from pydantic import BaseModel, ConfigDict, Field
 
+from execclient import arguments
 from execclient.errors import ExecServerError, ExecutorClosed, OutputGap, SessionLost
-from execclient.govern.sandbox import SandboxPolicy, WorkspaceWrite, sandbox_policy
+from execclient.govern.sandbox import WorkspaceWrite
+from execclient.integrations.settings import SandboxSetting
 from execclient.results import RunResult
 from execclient.shells import stderr_to_stdout
 from execclient.sync import connect
@@ -36,14 +39,6 @@ _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 _UNAME = "for field in s n r v m p; do uname -$field 2>/dev/null || echo; done"
 """The fields of `platform.uname_result`, in order."""
-
-
-def _policy(value: Any) -> SandboxPolicy | None:
-    return None if value is None else sandbox_policy(value)
-
-
-def _policy_json(policy: SandboxPolicy | None) -> dict[str, Any] | None:
-    return None if policy is None else policy.to_json()
 
 
 class ExecserverEnvironmentConfig(BaseModel):
@@ -61,11 +56,7 @@ class ExecserverEnvironmentConfig(BaseModel):
     """Seconds until a command is killed, with all its descendants."""
     interpreter: list[str] = Field(["bash", "-c"], min_length=1)
     """The program that runs a command; the command is its last argument."""
-    sandbox: Annotated[
-        SandboxPolicy | None, PlainValidator(_policy), PlainSerializer(_policy_json, return_type=Any)
-    ] = WorkspaceWrite()
-    """A policy of `execclient`, or as in a configuration: `read-only`, or a table with the `type`, such as
-    `{type: workspace-write, network_access: true}`. None for no sandbox."""
+    sandbox: SandboxSetting = WorkspaceWrite()
 
 
 class ExecserverEnvironment:
@@ -93,6 +84,9 @@ class ExecserverEnvironment:
         self._executor = connect(self.config.url, client_name="mini-swe-agent")
         self._close = weakref.finalize(self, self._executor.close)
         try:
+            # Of one workspace, whatever directory a call names.
+            workspace = os.path.join(self._executor.cwd, self.config.cwd)
+            self._sandbox = arguments.sandbox(self.config.sandbox, workspace)
             # Now and not in `get_template_vars`: a sandbox that does not work is the user's business.
             uname = self._run(["sh", "-c", _UNAME], "", self.config.timeout, check=True).text.splitlines()
         except BaseException:
@@ -105,7 +99,7 @@ class ExecserverEnvironment:
 
         Args:
             action: has the `command`.
-            cwd: the working directory, and the workspace of the sandbox; that of the settings by default.
+            cwd: the working directory; that of the settings by default, which stays the workspace.
             timeout: seconds; those of the settings by default.
 
         Returns:
@@ -159,7 +153,7 @@ class ExecserverEnvironment:
             cwd=cwd or self.config.cwd or None,
             env=self.config.env,
             timeout=limit,
-            sandbox=self.config.sandbox,
+            sandbox=self._sandbox,
             check=check,
         )
 

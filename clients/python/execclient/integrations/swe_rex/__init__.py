@@ -1,0 +1,27 @@
+"""A runtime and a deployment of SWE-ReX. Needs the extra: `pip install "execclient[swe_rex]"`.
+
+deployment = ExecserverDeployment(cwd="/home/me/project")
+await deployment.start()
+await deployment.runtime.create_session(CreateBashSessionRequest())
+print((await deployment.runtime.run_in_session(BashAction(command="make test"))).output)
+await deployment.stop()
+"""
+
+from __future__ import annotations
+
+try:
+    import swerex  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        'execclient.integrations.swe_rex needs SWE-ReX: pip install "execclient[swe_rex]"'
+    ) from error
+
+from execclient.integrations.swe_rex.deployment import ExecserverDeployment, ExecserverDeploymentConfig
+from execclient.integrations.swe_rex.runtime import ExecserverRuntime, ExecserverRuntimeConfig
+
+__all__ = [
+    "ExecserverDeployment",
+    "ExecserverDeploymentConfig",
+    "ExecserverRuntime",
+    "ExecserverRuntimeConfig",
+]
