@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 log = Logger()
 
 
+_LOOKS = 5
+"""How often the disk is looked at for one sandbox while others that end change it."""
+
 _ASK_AGAIN_SECONDS = 5.0
 """A failed backend may have been repaired meanwhile; a trial takes some 50 ms."""
 
@@ -240,14 +243,14 @@ class Sandboxes:
         )
         used = tuple(tool for tool in (tools.setsid, tools.bash) if tool is not None)
         own = replace(self._own, code=(*self._own.code, path))
-        seen = view.build_view(policy, own, view.RequiredPaths(command.cwd, command.program, used, extra))
+        needs = view.RequiredPaths(command.cwd, command.program, used, extra)
+        seen, lease = self._seen(policy, own, needs)
         assert self._state is not None
         sources = bubblewrap.Sources(
             state_folder.empty_file(self._state),
             state_folder.empty_folder(self._state),
             self._device_folder(policy),
         )
-        lease = self._mounts().acquire(seen.mount_points) if seen.mount_points else None
         held: dict[str, int] = {}
         watched = None
         try:
@@ -268,6 +271,22 @@ class Sandboxes:
                 if taken is not None:
                     taken.release()
             raise
+
+    def _seen(
+        self, policy: Policy, own: DaemonPaths, needs: view.RequiredPaths
+    ) -> tuple[view.View, registry.Lease | None]:
+        """The view of a sandbox, and its mount points."""
+        for _ in range(_LOOKS - 1):
+            seen = view.build_view(policy, own, needs)
+            try:
+                return seen, self._leased(seen)
+            except FileNotFoundError:
+                continue  # one lay in a mount point of another sandbox, which has just begun or ended
+        seen = view.build_view(policy, own, needs)
+        return seen, self._leased(seen)
+
+    def _leased(self, seen: view.View) -> registry.Lease | None:
+        return self._mounts().acquire(seen.mount_points) if seen.mount_points else None
 
     def _watch(self, roots: Sequence[str]) -> bare_roots.WatchedRoots | None:
         if not roots:

@@ -31,6 +31,7 @@ from execserver.sandbox.disk import (
     resolve_path,
     writable_inside,
 )
+from execserver.sandbox.mount_points.entry import is_mount_point
 from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import PLATFORM_FOLDERS, Access, Policy, Rule, is_below
 from execserver.sandbox.protected import protect
@@ -242,6 +243,9 @@ class _ViewBuilder:
             return
         missing = place.missing or place.path
         parent = os.path.dirname(missing)
+        # A folder made in the mount point of another sandbox would keep that from being removed: share it.
+        while is_mount_point(parent) and may_be_mount_point(parent):
+            missing, parent = parent, os.path.dirname(parent)
         if self._tree.at(parent) is Access.WRITE and writable_inside(parent):
             self._tree.guard(missing)
 

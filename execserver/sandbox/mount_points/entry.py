@@ -227,6 +227,14 @@ def is_marked(folder: int) -> bool:
         raise
 
 
+def is_mount_point(path: str) -> bool:
+    """Whether a path is a folder that was made for mounts, by any daemon; False if that cannot be read."""
+    try:
+        return os.getxattr(path, _MARK, follow_symlinks=False) == _MARKED
+    except OSError:
+        return False
+
+
 def unmark(target: int | None) -> None:
     """Remove the mark of an open folder, if it has one."""
     if target is not None:

@@ -36,6 +36,7 @@ from execserver.sandbox.mount_points.acquire import Parents, take
 from execserver.sandbox.mount_points.description import MountPoint
 from execserver.sandbox.mount_points.entry import (
     Outcome,
+    is_mount_point,
     key,
     leads_to,
     open_file,
@@ -44,7 +45,7 @@ from execserver.sandbox.mount_points.entry import (
     restore_mode,
     unlink,
 )
-from execserver.sandbox.mount_points.held import HeldMountPoint, adopt, unlock
+from execserver.sandbox.mount_points.held import HeldMountPoint, adopt, is_empty, unlock
 
 _FOLDER = "mount-points"
 _LOCK = "lock"
@@ -108,7 +109,8 @@ class MountPoints:
             paths: absolute; the parent folders must exist. Symbolic links in them are followed.
 
         Raises:
-            OSError: not possible, with the path as `filename`; nothing is left behind.
+            OSError: not possible, with the path as `filename`; nothing is left behind. A FileNotFoundError if
+                the parent is missing, or is an empty mount point that this lease does not have.
         """
         with self._mutex:
             lease = Lease(self)
@@ -250,6 +252,11 @@ class MountPoints:
     def _enter(self, folder: int, parents: Parents, path: str, lease: Lease) -> None:
         try:
             parent, canonical = parents.resolve(path)
+            above = os.path.dirname(canonical)
+            is_ours = any(held.path == above for held in lease._held)  # noqa: SLF001
+            if not is_ours and is_mount_point(above) and is_empty(above):
+                # It would not be removed with its sandbox if ours were in it. Seen anew, it is shared.
+                raise OSError(errno.ENOENT, "in a mount point of another sandbox")
             held = self._held.get(canonical)
             if held is None or not held.stands(canonical):
                 # The held folder has been removed; its leases release it.

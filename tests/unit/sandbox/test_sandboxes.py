@@ -142,6 +142,43 @@ def test_many_threads_may_ask_at_once(make: Make, ws: Path) -> None:
     assert os.listdir(ws) == []
 
 
+def test_a_sandbox_may_end_while_another_is_made_within_its_mount_points(base: Path, ws: Path) -> None:
+    # The mount point of the one is `.config` if it comes first, else the file within those of another.
+    own = DaemonPaths(files=(f"{ws}/.config/execserver/config.toml",))
+    boxes = Sandboxes(SandboxOptions(None, False, str(base / "state")), own, {"PATH": PATH})
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            for _ in range(40):
+                boxes.release(boxes.prepare(workspace(ws), command()))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    boxes.close()
+    assert failures == []
+    assert os.listdir(ws) == []
+
+
+def test_a_mount_point_that_got_files_meanwhile_is_an_ordinary_folder(base: Path, ws: Path) -> None:
+    own = DaemonPaths(files=(f"{ws}/.config/execserver/config.toml",))
+    boxes = Sandboxes(SandboxOptions(None, False, str(base / "state")), own, {"PATH": PATH})
+    first = boxes.prepare(workspace(ws), command())
+    (ws / ".config/of the user").write_bytes(b"")
+
+    second = boxes.prepare(workspace(ws), command())
+    assert (ws / ".config/execserver").is_dir()
+    for confinement in (first, second):
+        boxes.release(confinement)
+    boxes.close()
+    assert [str(path.relative_to(ws)) for path in ws.rglob("*")] == [".config", ".config/of the user"]
+
+
 def test_extra_paths_are_readable_inside(make: Make, base: Path, ws: Path) -> None:
     (base / "beside").write_text("found\n")
     limits = policy((ws, READ), (base, DENY), minimal=True)
