@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 log = Logger()
 
 
-_LOOKS = 5
-"""How often the disk is looked at for one sandbox while others that end change it."""
-
 _ASK_AGAIN_SECONDS = 5.0
 """A failed backend may have been repaired meanwhile; a trial takes some 50 ms."""
 
@@ -138,9 +135,7 @@ class Sandboxes:
         Raises:
             InvalidRequest: the policy cannot be enforced here; the message names the reason and the fix.
         """
-        looks = 0
-        while True:
-            looks += 1
+        for looks_left in reversed(range(_MOST_LOOKS)):
             try:
                 self._open_state()
                 confinement = self._prepare(policy, command, extra)
@@ -148,11 +143,12 @@ class Sandboxes:
                 raise refused(str(error), "sandbox") from None
             except OSError as error:
                 # A folder that was seen may be gone at its use: the mount point of a sandbox that has ended.
-                if isinstance(error, FileNotFoundError) and looks < _MOST_LOOKS:
+                if isinstance(error, FileNotFoundError) and looks_left:
                     continue
                 raise refused(f"{os.strerror(error.errno or 0)}: {_named(error)}", "sandbox") from None
-            self._open.add(confinement)
-            return confinement
+            break
+        self._open.add(confinement)
+        return confinement
 
     def adopt(self, state: object, descriptors: Sequence[int]) -> Confinement:
         """Adopt a sandbox that a dead server made. Call it before the first `prepare`.
@@ -243,14 +239,14 @@ class Sandboxes:
         )
         used = tuple(tool for tool in (tools.setsid, tools.bash) if tool is not None)
         own = replace(self._own, code=(*self._own.code, path))
-        needs = view.RequiredPaths(command.cwd, command.program, used, extra)
-        seen, lease = self._seen(policy, own, needs)
+        seen = view.build_view(policy, own, view.RequiredPaths(command.cwd, command.program, used, extra))
         assert self._state is not None
         sources = bubblewrap.Sources(
             state_folder.empty_file(self._state),
             state_folder.empty_folder(self._state),
             self._device_folder(policy),
         )
+        lease = self._mounts().acquire(seen.mount_points) if seen.mount_points else None
         held: dict[str, int] = {}
         watched = None
         try:
@@ -271,22 +267,6 @@ class Sandboxes:
                 if taken is not None:
                     taken.release()
             raise
-
-    def _seen(
-        self, policy: Policy, own: DaemonPaths, needs: view.RequiredPaths
-    ) -> tuple[view.View, registry.Lease | None]:
-        """The view of a sandbox, and its mount points."""
-        for _ in range(_LOOKS - 1):
-            seen = view.build_view(policy, own, needs)
-            try:
-                return seen, self._leased(seen)
-            except FileNotFoundError:
-                continue  # one lay in a mount point of another sandbox, which has just begun or ended
-        seen = view.build_view(policy, own, needs)
-        return seen, self._leased(seen)
-
-    def _leased(self, seen: view.View) -> registry.Lease | None:
-        return self._mounts().acquire(seen.mount_points) if seen.mount_points else None
 
     def _watch(self, roots: Sequence[str]) -> bare_roots.WatchedRoots | None:
         if not roots:
