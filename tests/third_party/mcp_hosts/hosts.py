@@ -20,6 +20,9 @@ INSPECTOR = ROOT / ".integrations/mcp/node_modules/.bin/mcp-inspector"
 CODEX = next((ROOT / ".interop/node_modules/@openai").glob("codex*/vendor/*/bin/codex"))
 NAME = "execserver"
 
+HOST_SECONDS = 130
+"""Before a host is taken for stuck, and killed."""
+
 TOOL_FAILED = 5
 """The exit status of the inspector if a result has `isError`, as for a command that fails."""
 
@@ -102,7 +105,11 @@ class Home:
         process = await asyncio.create_subprocess_exec(
             *command, env=environment, cwd=self.workspace, stdin=DEVNULL, stdout=PIPE, stderr=PIPE
         )
-        output, errors = await process.communicate()
+        ending = asyncio.create_task(process.communicate())
+        done, _ = await asyncio.wait({ending}, timeout=HOST_SECONDS)
+        if not done:
+            process.kill()
+        output, errors = await ending
         if process.returncode not in statuses:
             raise HostError(f"{process.returncode}: {output.decode()[-3000:]}\n{errors.decode()[-3000:]}")
         return output.decode()
