@@ -19,6 +19,10 @@ LINGER_SECONDS = 0.5
 """How long to wait for the end of the output after the exit of the process. A background child may keep the
 output open for hours."""
 
+_LINGER_ROUNDS = 4
+"""How often that is done, if the connection is lost each time. Without a limit, connections that do not last
+would keep a caller for as long as a background child runs."""
+
 Scope = Literal["group", "leader", "tree"]
 
 
@@ -74,12 +78,14 @@ def late(process: Named, timeout: float, event: str) -> WaitTimeout:
 
 
 async def linger(session: Session, inbox: Inbox) -> None:
-    """Wait for the rest of the output of an exited process, `LINGER_SECONDS` at most.
+    """Wait for the rest of the output of an exited process, `LINGER_SECONDS` at most on one connection.
 
     Raises:
         SessionLost, ExecutorClosed: the session has ended.
     """
-    while not inbox.closed:
+    for _ in range(_LINGER_ROUNDS):
+        if inbox.closed:
+            return
         connection = await session.connected()
         try:
             async with asyncio.timeout(LINGER_SECONDS):

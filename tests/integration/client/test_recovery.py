@@ -250,6 +250,25 @@ async def test_a_command_whose_start_is_cut_runs_once_and_gives_all_its_output(
         assert (tmp_path / "begun").read_text() == "begun\n" * turn
 
 
+async def test_a_background_child_does_not_delay_the_result_for_as_long_as_connections_are_cut(
+    executor: Executor,
+) -> None:
+    async def cut() -> None:
+        while True:
+            await asyncio.sleep(0.2)  # no connection lasts for the half second
+            executor.drop_connection()
+
+    cutting = asyncio.create_task(cut())
+    try:
+        async with asyncio.timeout(30):  # not the sixty of the child
+            result = await executor.run(["sh", "-c", "sleep 60 & echo done"])
+    finally:
+        cutting.cancel()
+
+    assert (result.exit_code, result.stdout) == (0, b"done\n")
+    assert executor.recoveries > 1
+
+
 @pytest.mark.parametrize("cut", [False, True], ids=["stalled", "cut"])
 async def test_what_the_daemon_could_not_keep_is_an_output_gap(
     start_server: StartServer, tmp_path: Path, cut: bool

@@ -8,6 +8,7 @@ import re
 import pytest
 from mcp import MCPError
 
+from tests.support.wire import at_most
 from tests.third_party.mcp.conftest import Hosts, output_of, read_to_end, session_of, text
 
 
@@ -70,3 +71,33 @@ async def test_wrong_arguments_are_explained_to_the_model(hosts: Hosts) -> None:
         assert re.search("unknown field `cmdd`, expected one of `cmd`", text(result))
         with pytest.raises(MCPError, match="Unknown tool: shell; there is exec_command"):
             await client.call_tool("shell", {"command": ["true"]})
+
+
+async def test_cancellation_kills_the_command_that_the_call_started(hosts: Hosts) -> None:
+    async with hosts.start() as client:
+        arguments = {"cmd": "sleep 600", "login": False, "yield_time_ms": 30_000}
+        calling = asyncio.create_task(client.call_tool("exec_command", arguments))
+        while not await hosts.running():
+            await asyncio.sleep(0.1)
+        calling.cancel()
+        await asyncio.wait({calling})
+        with at_most(20):
+            while await hosts.running():
+                await asyncio.sleep(0.1)
+
+        assert text(await client.call_tool("list_sessions", {})) == "[no command runs]"
+
+
+async def test_a_cancelled_wait_leaves_the_command_running(hosts: Hosts) -> None:
+    async with hosts.start() as client:
+        session = await session_of(client, "sleep 600", yield_time_ms=250)
+        waiting = asyncio.create_task(client.call_tool("write_stdin", {"session_id": session}))
+        await asyncio.sleep(0.5)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+        assert await hosts.running() == 1
+        ended = await client.call_tool("write_stdin", {"session_id": session, "chars": "\x03"})
+        if ended.structured_content["exitCode"] is None:
+            _, ended = await read_to_end(client, session)
+        assert ended.structured_content["exitCode"] == 130

@@ -43,7 +43,7 @@ from execclient.tools.environment import without_secrets
 from execclient.tools.errors import PolicyChanged, RespondToModel, TurnAborted, UnsupportedCall
 from execclient.tools.events import CallEvents, EventSink, SessionClosed, notify
 from execclient.tools.exec_command import ExecCommandHandler
-from execclient.tools.function_handler import CommandHandler
+from execclient.tools.function_handler import CommandHandler, FunctionHandler
 from execclient.tools.parallel import CallGate, OpenCalls
 from execclient.tools.payloads import FunctionOutput, FunctionPayload, McpOutput, ToolPayload
 from execclient.tools.registry import Registry, ToolInvocation
@@ -334,8 +334,8 @@ class Toolset:
         try:
             handler = self.registry.lookup(invocation.tool_name, invocation.payload)
             mutating = await handler.is_mutating(invocation)
-            looks = isinstance(handler, WriteStdinHandler) and not mutating
-            async with nullcontext() if looks else self._gate.entered(mutating=mutating):
+            beside = isinstance(handler, FunctionHandler) and handler.beside_others and not mutating
+            async with nullcontext() if beside else self._gate.entered(mutating=mutating):
                 return _as_record(await handler.handle(invocation), blank)
         except TurnAborted:
             raise

@@ -85,6 +85,7 @@ class WriteStdinHandler(FunctionHandler[WriteStdinArguments]):
     """Handles calls of `write_stdin`."""
 
     model = WriteStdinArguments
+    beside_others = True  # may wait for minutes, and starts nothing
 
     async def mutates(self, context: CallContext, arguments: WriteStdinArguments) -> bool:
         """True for input, which may do anything; False for waiting."""

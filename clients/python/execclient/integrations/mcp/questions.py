@@ -1,32 +1,41 @@
 """Approvals by elicitation: the user of the host answers.
 
 There are two ways for a question, by the version of the protocol. Up to 2025-11-25 the server sends a request
-of its own while the call waits. From 2026-07-28 on the call returns with the question, and the host calls
-again with the answer; the first call keeps running until then.
+of its own while the call waits. From 2026-07-28 on a server sends no requests: the call ends with the
+question, nothing having run, and the host makes the same call with the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from mcp.server.context import ServerRequestContext
 from mcp.server.session import ServerSession
-from mcp_types import ElicitRequest, ElicitRequestFormParams, ElicitResult
+from mcp_types import ElicitRequestFormParams, ElicitResult, InputResponses
 
-from execclient.govern.approvals import ACCEPT, ACCEPT_FOR_SESSION, DECLINE, ApprovalRequest, Review
-from execclient.govern.queue_approver import PendingApproval
+from execclient.govern.approvals import (
+    ACCEPT,
+    ACCEPT_FOR_SESSION,
+    CANCEL,
+    DECLINE,
+    ApprovalRequest,
+    Review,
+)
 
 ANSWER_SECONDS = 600.0
 """How long a question waits for its answer. The call is then refused."""
-
-KEY = "approval"
-"""The name of the question in the protocol from 2026-07-28 on."""
 
 NO_ELICITATION = (
     "it needs an approval, and this host cannot ask its user (it has no elicitation). Nothing was run. The "
     "user can permit it by a rule in {rules}, or start `execserver mcp` with --writable DIR, --network or "
     "--sandbox danger-full-access"
+)
+ASK_AGAIN = (
+    "this host can be asked only before a command runs: to run it without the sandbox, call again with "
+    'sandbox_permissions "require_escalated"'
 )
 UNANSWERED = Review("denied", f"the user did not answer within {ANSWER_SECONDS:g} s")
 DISMISSED = Review("denied", "the user dismissed the question")
@@ -36,27 +45,44 @@ _ONCE, _FOR_SESSION = "this time", "in this session"
 
 @dataclass(eq=False)
 class Questions:
-    """The questions of one call. A `Reviewer` for it."""
+    """The questions of one call: a `Reviewer` for it.
 
-    asks: bool
-    """Whether the host can ask its user."""
+    Args:
+        context: the request of the host.
+        answers: the answers that came with the request, by the name of the question.
+        rules: where the rules are, for a refusal.
+    """
+
+    context: ServerRequestContext[object, object]
+    answers: InputResponses
     rules: str
-    """Where the rules are, for the refusal."""
-    waiting: asyncio.Queue[PendingApproval] = field(default_factory=asyncio.Queue)
+    open: tuple[str, ElicitRequestFormParams] | None = None
+    """The name and the form of the question with which the call ended."""
 
     async def review(self, request: ApprovalRequest) -> Review | None:
-        """Wait for the answer."""
-        if not self.asks:
+        """Get the answer, or end the call if it has to come with another one."""
+        session = self.context.session
+        if not can_ask(session):
             return Review("denied", NO_ELICITATION.format(rules=self.rules))
-        pending = PendingApproval(request)
-        self.waiting.put_nowait(pending)
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return await pending.answered()
-        except TimeoutError:
-            return UNANSWERED
-        finally:
-            pending.withdraw()
+        form = question(request)
+        if session.can_send_request:
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    result = await session.elicit_form(
+                        form.message, form.requested_schema, self.context.request_id
+                    )
+            except TimeoutError:
+                return UNANSWERED
+            return review_of(result)
+        if request.retry:
+            return Review("denied", ASK_AGAIN)
+        # An answer holds for its question only.
+        name = f"approval-{hashlib.sha256(form.message.encode()).hexdigest()[:16]}"
+        answer = self.answers.get(name)
+        if isinstance(answer, ElicitResult):
+            return review_of(answer)
+        self.open = (name, form)
+        return CANCEL
 
 
 def can_ask(session: ServerSession) -> bool:
@@ -67,7 +93,7 @@ def can_ask(session: ServerSession) -> bool:
     return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
 
 
-def question(request: ApprovalRequest) -> ElicitRequest:
+def question(request: ApprovalRequest) -> ElicitRequestFormParams:
     """The form for a request."""
     lines = [
         request.prompt or "The model asks to change files.",
@@ -91,11 +117,10 @@ def question(request: ApprovalRequest) -> ElicitRequest:
             }
         },
     }
-    params = ElicitRequestFormParams(message="\n".join(lines), requested_schema=schema)
-    return ElicitRequest(params=params)
+    return ElicitRequestFormParams(message="\n".join(lines), requested_schema=schema)
 
 
-def answer(result: ElicitResult) -> Review:
+def review_of(result: ElicitResult) -> Review:
     """The review for an answer of the host."""
     if result.action == "decline":
         return DECLINE

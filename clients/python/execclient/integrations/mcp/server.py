@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import mcp_types as types
@@ -26,11 +24,10 @@ from mcp.shared.exceptions import MCPError
 from execclient.arguments import new_id
 from execclient.errors import ExecServerError
 from execclient.govern.approvals import ApprovalRequest, Review
-from execclient.govern.queue_approver import PendingApproval
-from execclient.integrations.mcp.questions import KEY, Questions, answer, can_ask, question
+from execclient.integrations.mcp.questions import Questions
 from execclient.integrations.mcp.tools import SPECS
 from execclient.integrations.mcp.workspace import CannotServe, Options, Workspace
-from execclient.tools.result import ToolResult
+from execclient.tools.errors import TurnAborted
 from execclient.tools.specs import ToolSpec, all_specs
 from execprotocol import __version__
 
@@ -48,16 +45,6 @@ INSTRUCTIONS = (
 SHOWN: Final[Sequence[str]] = ("exec_command", "write_stdin", "apply_patch")
 
 
-@dataclass(eq=False)
-class _Call:
-    """A call that runs, over one request of the host or several."""
-
-    params: types.CallToolRequestParams
-    questions: Questions
-    task: asyncio.Task[ToolResult]
-    asked: PendingApproval | None = None
-
-
 class McpServer:
     """The handlers of the server.
 
@@ -73,8 +60,6 @@ class McpServer:
         self._specs = {spec.name: spec for spec in (*(all_specs()[name] for name in SHOWN), *SPECS)}
         self._questions: dict[str, Questions] = {}
         """By the id of the call."""
-        self._waiting: dict[str, _Call] = {}
-        """The calls that wait for a further request, by `requestState`."""
         self.server = Server[object](
             "execserver",
             version=__version__,
@@ -106,74 +91,31 @@ class McpServer:
             raise MCPError(
                 types.INVALID_PARAMS, f"Unknown tool: {params.name}; there is {', '.join(self._specs)}"
             )
-        if params.request_state is not None:
-            call = self._waiting.pop(params.request_state, None)
-            if call is None or (call.params.name, call.params.arguments) != (params.name, params.arguments):
-                return _failure("the question was withdrawn, as the server was started again: call it again")
-            self._answered(call, params.input_responses or {})
-        else:
-            call = self._begin(context, params)
+        questions = Questions(context, params.input_responses or {}, self._options.rules)
         progress = asyncio.create_task(_report_progress(context))
         try:
-            return await self._until_result(context, call)
-        except asyncio.CancelledError:
-            call.task.cancel()
-            await asyncio.wait({call.task})
-            raise
+            return await self._carry_out(params, questions)
+        except TurnAborted:
+            assert questions.open is not None  # no other review ends a call
+            name, form = questions.open
+            return types.InputRequiredResult(input_requests={name: types.ElicitRequest(params=form)})
+        except (ExecServerError, CannotServe) as error:
+            return _failure(str(error))
         finally:
             progress.cancel()
 
-    def _begin(self, context: Context, params: types.CallToolRequestParams) -> _Call:
+    async def _carry_out(
+        self, params: types.CallToolRequestParams, questions: Questions
+    ) -> types.CallToolResult:
+        toolset = await self.workspace.toolset("" if self._shared else _host(questions.context))
         call_id = f"call_{new_id()}"
-        questions = Questions(can_ask(context.session), self._options.rules)
         self._questions[call_id] = questions
-        task = asyncio.create_task(self._carry_out(call_id, params, "" if self._shared else _host(context)))
-        task.add_done_callback(lambda _: self._questions.pop(call_id))
-        return _Call(params, questions, task)
-
-    async def _carry_out(self, call_id: str, params: types.CallToolRequestParams, host: str) -> ToolResult:
-        toolset = await self.workspace.toolset(host)
-        return await toolset.call(params.name, params.arguments or {}, call_id)
-
-    async def _until_result(
-        self, context: Context, call: _Call
-    ) -> types.CallToolResult | types.InputRequiredResult:
-        while True:
-            asking = asyncio.create_task(call.questions.waiting.get())
-            await asyncio.wait({call.task, asking}, return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
-                asking.cancel()
-                self.workspace.save_soon()
-                return _result(call.task)
-            call.asked = asking.result()
-            form = question(call.asked.request)
-            if not context.session.can_send_request:
-                state = new_id()
-                self._waiting[state] = call
-                call.task.add_done_callback(partial(self._withdrawn, state))
-                return types.InputRequiredResult(input_requests={KEY: form}, request_state=state)
-            assert isinstance(form.params, types.ElicitRequestFormParams)
-            result = await context.session.elicit_form(
-                form.params.message, form.params.requested_schema, context.request_id
-            )
-            call.asked.answer(answer(result))
-
-    def _withdrawn(self, state: str, _: object) -> None:
-        self._waiting.pop(state, None)
-
-    @staticmethod
-    def _answered(call: _Call, responses: types.InputResponses) -> None:
-        response = responses.get(KEY)
-        assert call.asked is not None
-        if isinstance(response, types.ElicitResult):
-            call.asked.answer(answer(response))
-
-
-def _result(task: asyncio.Task[ToolResult]) -> types.CallToolResult:
-    try:
-        return types.CallToolResult.model_validate(task.result().to_mcp())
-    except (ExecServerError, CannotServe) as error:
-        return _failure(str(error))
+        try:
+            result = await toolset.call(params.name, params.arguments or {}, call_id)
+        finally:
+            del self._questions[call_id]
+            self.workspace.save_soon()
+        return types.CallToolResult.model_validate(result.to_mcp())
 
 
 def _host(context: Context) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from execclient.filesystem import FileSystem
+from execclient.govern.sandbox import ReadOnly, WorkspaceWrite
 from execclient.search import Truncated, find, search
 from execclient.tools.arguments import Arguments, NullIsAbsent, Parsed
 from execclient.tools.context import CallContext
@@ -90,6 +91,8 @@ class ListSessionsArguments(Arguments):
 
 class _ReadingHandler(FunctionHandler[Parsed]):
     """The base of tools that change nothing."""
+
+    beside_others = True  # a question to the user may keep another call waiting for minutes
 
     async def mutates(self, context: CallContext, arguments: Parsed) -> bool:
         """False."""
@@ -256,7 +259,11 @@ def register(toolset: Toolset) -> None:
 
 
 def _files(context: CallContext) -> FileSystem:
-    return context.executor.fs.confined(context.sandbox, workspace=context.cwd)
+    sandbox = context.sandbox
+    if isinstance(sandbox, WorkspaceWrite):
+        # The same may be read, and no folder is listed that only protects its name (`docs/protocol.md`, C18).
+        sandbox = ReadOnly(deny_read=sandbox.deny_read)
+    return context.executor.fs.confined(sandbox, workspace=context.cwd)
 
 
 def _shown(context: CallContext, path: str) -> str:
