@@ -7,17 +7,19 @@ import json
 import os
 import signal
 import sys
+import tomllib
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, blocks_of
 from tests.third_party.mcp_hosts.scripted_model import ScriptedModel
 
 INSPECTOR = ROOT / ".integrations/mcp/node_modules/.bin/mcp-inspector"
 CODEX = next((ROOT / ".interop/node_modules/@openai").glob("codex*/vendor/*/bin/codex"))
+PAGE = ROOT / "docs/how-to/codex.md"
 NAME = "execserver"
 
 HOST_SECONDS = 130
@@ -46,15 +48,7 @@ requires_openai_auth = false
 supports_websockets = false
 request_max_retries = 0
 stream_max_retries = 0
-
-[mcp_servers.execserver]
-command = {command}
-args = {args}
-env = {{ EXECSERVER_URL = {url} }}
-required = true
-default_tools_approval_mode = "approve"
 """
-"""Without `required` the first request to the model does not wait for the server to start."""
 
 
 class HostError(Exception):
@@ -141,15 +135,21 @@ class Inspector:
 
 
 class Codex:
-    """The Codex agent, with a model that follows a script."""
+    """The Codex agent, as its page configures it, with a model that follows a script."""
 
     def __init__(self, home: Home, model: ScriptedModel) -> None:
         self.home = home
         self._model = model
         command, *args = home.server()
-        values = {"model": model.url, "command": command, "args": args, "url": home.url}
-        config = CODEX_CONFIG.format(**{name: json.dumps(value) for name, value in values.items()})
-        (home.folder / "config.toml").write_text(config)
+        (block,) = (block for block in blocks_of(PAGE) if "[mcp_servers.execserver]" in block.text)
+        server = tomllib.loads(block.text)["mcp_servers"][NAME]
+        assert [server["command"], *server["args"]] == ["execserver", "mcp"]
+        server |= {"command": command, "args": args}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in server.items() if name != "env"]
+        lines.append(f"env = {{ EXECSERVER_URL = {json.dumps(home.url)} }}")
+        config = CODEX_CONFIG.format(model=json.dumps(model.url))
+        table = "\n".join(["[mcp_servers.execserver]", *lines])
+        (home.folder / "config.toml").write_text(f"{config}\n{table}\n")
 
     async def run(self, *subcommand: str) -> None:
         """One turn, to its end."""
