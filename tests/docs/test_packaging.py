@@ -27,11 +27,14 @@ DISTRIBUTIONS = {
     "anyio": "httpcore",  # h11 too: httpcore stands on both
     "h11": "httpcore",
     "jwt": "pyjwt",
+    "mcp_types": "mcp",  # starlette and uvicorn too: the SDK stands on them
     "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
     "opentelemetry.sdk": "opentelemetry-sdk",
     "opentelemetry": "opentelemetry-api",
     "pydantic_core": "pydantic",
     "starlark": "starlark-pyo3",
+    "starlette": "mcp",
+    "uvicorn": "mcp",
 }
 """Modules whose distribution has another name; the first that fits."""
 
