@@ -272,6 +272,14 @@ $(UV): constraints.txt
 	.integrations/uv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	touch $@
 
+# The conformance suite of MCP.
+MCP_CONFORMANCE := .integrations/mcp/conformance/.ready
+integration-mcp: $(MCP_CONFORMANCE)
+$(MCP_CONFORMANCE): Makefile | .integrations/mcp/.ready
+	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix .integrations/mcp/conformance \
+		@modelcontextprotocol/conformance@0.1.13
+	touch $@
+
 # The newest versions that the extra permits: `make constraints-fsspec`.
 constraints-%: $(UV) ## the constraints of an integration anew, in the newest versions
 	$(UV) venv --quiet --clear --python $(PYTHON) .integrations/$*

@@ -28,12 +28,15 @@ DISTRIBUTIONS = {
     "h11": "httpcore",
     "jwt": "pyjwt",
     "minisweagent": "mini-swe-agent",
+    "mcp_types": "mcp",  # starlette and uvicorn too: the SDK stands on them
     "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
     "opentelemetry.sdk": "opentelemetry-sdk",
     "opentelemetry": "opentelemetry-api",
     "pydantic_core": "pydantic",
     "starlark": "starlark-pyo3",
     "swerex": "swe-rex",
+    "starlette": "mcp",
+    "uvicorn": "mcp",
 }
 """Modules whose distribution has another name; the first that fits."""
 

@@ -111,7 +111,7 @@ async def test_after_its_ttl_the_command_is_ended_and_its_client_with_it(execser
     async with forwarded(execserver, "--ttl", "1") as (forwarder, process):
         await forwarder.stop()
         _, errors = await asyncio.wait_for(process.communicate(), 20)
-        assert errors.startswith(b"execserver: the daemon has ended: no server is listening")
+        assert errors.startswith(b"execserver: the session could not be resumed within 1 s: no server")
         assert process.returncode == 125
         await forwarder.start()
     async with connect(execserver.url) as executor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +71,35 @@ def mode(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def hosts(url: str, mode: str, tmp_path_factory: pytest.TempPathFactory) -> Hosts:
     return Hosts(url, tmp_path_factory.mktemp("workspace"), tmp_path_factory.mktemp("state"), mode)
+
+
+Serve = Callable[..., str]
+
+
+@pytest.fixture
+def serve(hosts: Hosts) -> Iterator[Serve]:
+    """Starts a server; returns its URL. It ends with the test, without a trace."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*options: str) -> str:
+        command = hosts.command("--listen", "http://127.0.0.1:0", *options)
+        server = subprocess.Popen(
+            [command.command, *command.args],
+            env=command.env,
+            cwd=command.cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(server)
+        assert server.stdout is not None
+        return server.stdout.readline().strip()
+
+    yield start
+    for server in started:
+        server.send_signal(signal.SIGTERM)
+        _, errors = server.communicate(timeout=20)
+        assert (server.returncode, errors) == (0, "")
 
 
 def text(result: CallToolResult) -> str:

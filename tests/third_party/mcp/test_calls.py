@@ -11,6 +11,9 @@ from mcp import MCPError
 from tests.support.wire import at_most
 from tests.third_party.mcp.conftest import Hosts, output_of, read_to_end, session_of, text
 
+LEGACY = pytest.mark.parametrize("mode", ["legacy"], indirect=True)
+"""For what is the same in both generations of the protocol."""
+
 
 async def test_a_command_runs_in_the_workspace(hosts: Hosts) -> None:
     async with hosts.start() as client:
@@ -24,6 +27,7 @@ async def test_a_command_runs_in_the_workspace(hosts: Hosts) -> None:
     assert result.is_error
 
 
+@LEGACY
 async def test_a_command_that_lasts_takes_input_and_is_read_to_its_end(hosts: Hosts) -> None:
     async with hosts.start() as client:
         command = 'read line; echo "got $line"; sleep 6; echo end'
@@ -37,6 +41,7 @@ async def test_a_command_that_lasts_takes_input_and_is_read_to_its_end(hosts: Ho
     assert again.is_error
 
 
+@LEGACY
 async def test_no_call_waits_longer_than_the_host_does(hosts: Hosts) -> None:
     loop = asyncio.get_running_loop()
     async with hosts.start("--max-wait", "1") as client:
@@ -47,6 +52,7 @@ async def test_no_call_waits_longer_than_the_host_does(hosts: Hosts) -> None:
         assert loop.time() - began < 30
 
 
+@pytest.mark.parametrize("mode", ["auto"], indirect=True)
 async def test_progress_is_reported_while_a_call_waits(hosts: Hosts) -> None:
     seen: list[float] = []
 
@@ -88,6 +94,7 @@ async def test_cancellation_kills_the_command_that_the_call_started(hosts: Hosts
         assert text(await client.call_tool("list_sessions", {})) == "[no command runs]"
 
 
+@LEGACY
 async def test_a_cancelled_wait_leaves_the_command_running(hosts: Hosts) -> None:
     async with hosts.start() as client:
         session = await session_of(client, "sleep 600", yield_time_ms=250)

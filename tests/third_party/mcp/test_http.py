@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.third_party.mcp.conftest import Hosts, output_of, read_to_end, session_of
+from tests.third_party.mcp.conftest import Hosts, Serve, output_of, read_to_end, session_of
 
 TOKEN, SECRET = "0123456789abcdef", "s" * 32
 INITIALIZE = {
@@ -30,34 +29,6 @@ INITIALIZE = {
     },
 }
 ACCEPT = {"accept": "application/json, text/event-stream"}
-
-Serve = Callable[..., str]
-
-
-@pytest.fixture
-def serve(hosts: Hosts) -> Iterator[Serve]:
-    """Starts a server; returns its URL. It ends with the test, without a trace."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*options: str) -> str:
-        command = hosts.command("--listen", "http://127.0.0.1:0", *options)
-        server = subprocess.Popen(
-            [command.command, *command.args],
-            env=command.env,
-            cwd=command.cwd,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(server)
-        assert server.stdout is not None
-        return server.stdout.readline().strip()
-
-    yield start
-    for server in started:
-        server.send_signal(signal.SIGTERM)
-        _, errors = server.communicate(timeout=20)
-        assert (server.returncode, errors) == (0, "")
 
 
 def secret_file(folder: Path, text: str) -> str:

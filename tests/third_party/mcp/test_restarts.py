@@ -11,19 +11,21 @@ from mcp import MCPError
 
 from tests.third_party.mcp.conftest import Hosts, output_of, read_to_end, session_of, text
 
-COUNT = "for i in $(seq 1 40); do echo line $i; sleep 0.2; done; exit 7"
+pytestmark = pytest.mark.parametrize("mode", ["legacy"], indirect=True)  # the state is the same in both
+
+COUNT = "for i in $(seq 1 40); do echo line $i; sleep 0.1; done; exit 7"
 COUNTED = "".join(f"line {i}\n" for i in range(1, 41))
 
 
 async def test_a_command_is_read_on_after_the_server_was_killed(hosts: Hosts) -> None:
-    async with hosts.start() as client:
+    async with hosts.start("--max-wait", "1") as client:
         first = await client.call_tool("exec_command", {"cmd": COUNT, "login": False, "yield_time_ms": 1000})
         session = int(first.structured_content["processId"])
         await asyncio.sleep(0.5)  # its answer is here, and the state written
         hosts.kill()
         with pytest.raises(MCPError, match="closed"):
             await client.call_tool("write_stdin", {"session_id": session})
-    async with hosts.start() as client:
+    async with hosts.start("--max-wait", "1") as client:
         output, result = await read_to_end(client, session)
 
     assert output_of(first) + output == COUNTED
@@ -31,16 +33,16 @@ async def test_a_command_is_read_on_after_the_server_was_killed(hosts: Hosts) ->
 
 
 async def test_a_kill_in_the_middle_of_a_call_loses_none_of_its_output(hosts: Hosts) -> None:
-    async with hosts.start() as client:
+    async with hosts.start("--max-wait", "1") as client:
         session = await session_of(client, f"sleep 1; {COUNT}", yield_time_ms=250)
         first = await client.call_tool("write_stdin", {"session_id": session})
         await asyncio.sleep(0.5)
         reading = asyncio.create_task(client.call_tool("write_stdin", {"session_id": session}))
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.5)
         hosts.kill()
         with pytest.raises(MCPError, match="closed"):
             await reading
-    async with hosts.start() as client:
+    async with hosts.start("--max-wait", "1") as client:
         output, _ = await read_to_end(client, session)
 
     assert output_of(first) + output == COUNTED

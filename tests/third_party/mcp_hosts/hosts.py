@@ -7,18 +7,23 @@ import json
 import os
 import signal
 import sys
+import tomllib
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, blocks_of
 from tests.third_party.mcp_hosts.scripted_model import ScriptedModel
 
 INSPECTOR = ROOT / ".integrations/mcp/node_modules/.bin/mcp-inspector"
 CODEX = next((ROOT / ".interop/node_modules/@openai").glob("codex*/vendor/*/bin/codex"))
+PAGE = ROOT / "docs/how-to/codex.md"
 NAME = "execserver"
+
+HOST_SECONDS = 130
+"""Before a host is taken for stuck, and killed."""
 
 TOOL_FAILED = 5
 """The exit status of the inspector if a result has `isError`, as for a command that fails."""
@@ -43,15 +48,7 @@ requires_openai_auth = false
 supports_websockets = false
 request_max_retries = 0
 stream_max_retries = 0
-
-[mcp_servers.execserver]
-command = {command}
-args = {args}
-env = {{ EXECSERVER_URL = {url} }}
-required = true
-default_tools_approval_mode = "approve"
 """
-"""Without `required` the first request to the model does not wait for the server to start."""
 
 
 class HostError(Exception):
@@ -102,7 +99,11 @@ class Home:
         process = await asyncio.create_subprocess_exec(
             *command, env=environment, cwd=self.workspace, stdin=DEVNULL, stdout=PIPE, stderr=PIPE
         )
-        output, errors = await process.communicate()
+        ending = asyncio.create_task(process.communicate())
+        done, _ = await asyncio.wait({ending}, timeout=HOST_SECONDS)
+        if not done:
+            process.kill()
+        output, errors = await ending
         if process.returncode not in statuses:
             raise HostError(f"{process.returncode}: {output.decode()[-3000:]}\n{errors.decode()[-3000:]}")
         return output.decode()
@@ -134,15 +135,21 @@ class Inspector:
 
 
 class Codex:
-    """The Codex agent, with a model that follows a script."""
+    """The Codex agent, as its page configures it, with a model that follows a script."""
 
     def __init__(self, home: Home, model: ScriptedModel) -> None:
         self.home = home
         self._model = model
         command, *args = home.server()
-        values = {"model": model.url, "command": command, "args": args, "url": home.url}
-        config = CODEX_CONFIG.format(**{name: json.dumps(value) for name, value in values.items()})
-        (home.folder / "config.toml").write_text(config)
+        (block,) = (block for block in blocks_of(PAGE) if "[mcp_servers.execserver]" in block.text)
+        server = tomllib.loads(block.text)["mcp_servers"][NAME]
+        assert [server["command"], *server["args"]] == ["execserver", "mcp"]
+        server |= {"command": command, "args": args}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in server.items() if name != "env"]
+        lines.append(f"env = {{ EXECSERVER_URL = {json.dumps(home.url)} }}")
+        config = CODEX_CONFIG.format(model=json.dumps(model.url))
+        table = "\n".join(["[mcp_servers.execserver]", *lines])
+        (home.folder / "config.toml").write_text(f"{config}\n{table}\n")
 
     async def run(self, *subcommand: str) -> None:
         """One turn, to its end."""

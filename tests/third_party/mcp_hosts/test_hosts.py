@@ -18,7 +18,8 @@ SECONDS = 75
 """Longer than hosts wait for a call."""
 LONG = f"sleep {SECONDS}; echo awake"
 
-COUNT = "for i in $(seq 1 40); do echo line $i; sleep 0.2; done; exit 7"
+END = "exit 7"
+COUNT = f"for i in $(seq 1 40); do echo line $i; sleep 0.2; done; {END}"
 COUNTED = "".join(f"line {i}\n" for i in range(1, 41))
 
 TOOLS = "mcp__execserver"
@@ -38,6 +39,7 @@ async def read_to_end(inspector: Inspector, session: str) -> tuple[str, dict[str
         output += output_of(result)
         if result["exitCode"] is not None:
             return output, result
+        assert result["processId"] == str(session), result
 
 
 async def inspector_waits(home: Home) -> str:
@@ -94,8 +96,11 @@ async def test_each_host_waits_through_a_long_command(url: str, tmp_path: Path) 
 
 async def inspector_reads_on(home: Home) -> str:
     inspector = Inspector(home, "--keep")
-    calling = asyncio.create_task(inspector.call("exec_command", cmd=f"touch begun; {COUNT}", login="false"))
+    # It runs on until it is found: of a call without an answer only that can be read on.
+    command = f"touch begun; {COUNT.removesuffix(END)} until test -e found; do sleep 0.1; done; {END}"
+    calling = asyncio.create_task(inspector.call("exec_command", cmd=command, login="false"))
     while not (home.workspace / "begun").exists():
+        assert not calling.done(), calling.result()
         await asyncio.sleep(0.1)
     home.kill_server()
     with pytest.raises(HostError):
@@ -103,6 +108,7 @@ async def inspector_reads_on(home: Home) -> str:
     listed = await inspector.request("tools/call", "--tool-name", "list_sessions")
     (content,) = listed["content"]
     session = content["text"].split(":")[0].removeprefix("session_id ")
+    (home.workspace / "found").touch()
     output, result = await read_to_end(inspector, session)
     assert result["exitCode"] == 7
     return output
@@ -140,7 +146,7 @@ async def codex_reads_on(home: Home) -> str:
     return "".join(map(output_of, read))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_each_host_reads_on_after_its_server_was_killed(url: str, tmp_path: Path) -> None:
     outputs = await asyncio.gather(
         inspector_reads_on(Home.made(tmp_path / "inspector", url)),

@@ -105,7 +105,7 @@ async def _connect(
     """A session whose command may run for `ttl` seconds without this client.
 
     Raises:
-        CommandExit: the daemon does not keep sessions, or not for so long.
+        CommandExit: the daemon does not keep sessions without a client, or not for so long.
     """
     try:
         executor = await stack.enter_async_context(
@@ -119,11 +119,8 @@ async def _connect(
         raise CommandExit(
             f"--ttl: the daemon keeps a session for at most {most} (--max-session-ttl)"
         ) from error
-    if executor.url.startswith("stdio:") and (detach or ttl is not None):
-        option = "--detach" if detach else "--ttl"
-        raise CommandExit(
-            f"{option} needs a daemon that listens: over stdio the command ends with its client"
-        )
+    if executor.url.startswith("stdio:") and detach:
+        raise CommandExit("--detach needs a daemon that listens: over stdio the command ends with its client")
     return executor
 
 

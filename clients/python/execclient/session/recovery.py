@@ -185,7 +185,7 @@ async def resume(
             connection, _ = await connector.connect(session_id)
         except DaemonNotRunning as error:
             reason: ExecServerError = error
-            if clock() - last_listening >= not_listening_limit:
+            if not_listening_limit < limit and clock() - last_listening >= not_listening_limit:
                 raise SessionLost(f"the daemon has ended: {error}") from error
         except AccessDenied as error:
             reason = error
