@@ -43,6 +43,8 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     """Descriptors that the child gets under the same numbers, and that the caller closes afterwards."""
     status: int | None = None
     """The file for the launcher's report (`processes/sandboxed_child.py`); to be read by offset."""
+    gate: int | None = None
+    """The end of a pipe: the command begins once a byte is in it (`processes/spawn.py`, `open_gate`)."""
     limit: Callable[[str | None], None] | None = None
     """Takes the limits on, for the thread that spawns (`sandbox/thread_limits.py`). The argument is the path
     of the child's terminal, if it gets one."""

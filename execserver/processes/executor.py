@@ -22,7 +22,7 @@ from execserver.processes.process import ExecutorContext, ManagedProcess
 from execserver.processes.recovery_state import RecoveryState
 from execserver.processes.reserved_descriptors import ReservedDescriptors
 from execserver.processes.retention import Retention
-from execserver.processes.spawn import Spawned, Spawner
+from execserver.processes.spawn import Spawned, Spawner, open_gate
 from execserver.processes.start_options import StartOptions
 from execserver.processes.stdin import InputBudget
 from execserver.processes.tree_kill import TreeKiller
@@ -174,7 +174,7 @@ class Executor:
         confinement = options.confinement
         tree_killer = self.tree_killer
         spawned = self._spawner.spawn(
-            spec if confinement is None else confinement.wrap(spec),
+            spec if confinement is None else confinement.wrap(spec, gated=True),
             tree_killer.tag(number),
             partial(tree_killer.end_failed_start, number),
         )
@@ -198,6 +198,9 @@ class Executor:
             options.grace,
         )
         index, slots = self._record_start(started, spawned, locks)
+        if spawned.gate is not None:
+            # Only now: a command that a new server does not know must not have run.
+            open_gate(spawned.gate)
         measures.processes_started += 1
         process = self.add(started, self.make_log(number, index), on_closed, confinement, live=True)
         process.begin(spawned, slots)
@@ -218,7 +221,8 @@ class Executor:
         index: ProcessIndex | None = None
         try:
             index = self.recovery.arena.open(number)
-            return index, self.recovery.started(started, spawned.kept(), spawned.status, locks)
+            report = [fd for fd in (spawned.status, spawned.gate) if fd is not None]
+            return index, self.recovery.started(started, spawned.kept(), report, locks)
         except (OSError, ValueError):
             # A process that a new server would not know must not run.
             self.tree_killer.end_failed_start(number, spawned.pid)

@@ -38,7 +38,7 @@ from execserver.processes.process_input import ProcessInput
 from execserver.processes.recovery_state import RecoveryState, Slots
 from execserver.processes.reserved_descriptors import ReservedDescriptors
 from execserver.processes.sandboxed_child import ProcessSandbox
-from execserver.processes.spawn import Spawned
+from execserver.processes.spawn import Spawned, open_gate
 from execserver.processes.stdin import InputBudget
 from execserver.spool.records import ProcessState, Started
 from execserver.supervisor.fd_store_protocol import INPUT, STATUS
@@ -243,7 +243,10 @@ class ManagedProcess:
         self.leader.inherit(state, None if spawned is None else spawned.pidfd)
         if spawned is not None:
             if slots.get(STATUS):
-                self._watch_inside(slots.pop(STATUS)[0])
+                report, *gate = slots.pop(STATUS)
+                self._watch_inside(report)
+                for fd in gate:
+                    open_gate(fd)  # the previous server may have died before it did so
             self.output.watch(spawned)
         if self.input is not None:
             self.input.ended = state.stdin_closed

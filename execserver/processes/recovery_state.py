@@ -201,7 +201,7 @@ class RecoveryState:
         self,
         record: Started,
         descriptors: Sequence[int],
-        report: int | None = None,
+        report: Sequence[int] = (),
         sandbox: Sequence[int] = (),
     ) -> list[int]:
         """Record and keep a spawned process. Returns the slots beside `PROCESS` that are in use.
@@ -209,23 +209,23 @@ class RecoveryState:
         Args:
             record: what it is.
             descriptors: its pidfd and our ends (`Spawned.kept`).
-            report: the file that the launcher of its sandbox writes to.
+            report: the file that the launcher of its sandbox writes to, and its gate, if there is one.
             sandbox: the locks that keep its mount points from being swept.
         """
         reach("after-spawn")
         self._append(record)
         reach("after-ledger")
-        slots = self._keep_sandbox(record.number, report, sandbox) if report is not None or sandbox else []
+        slots = self._keep_sandbox(record.number, report, sandbox) if report or sandbox else []
         self._fd_store.keep(record.number, PROCESS, descriptors)
         reach("after-registration")
         return slots
 
-    def _keep_sandbox(self, number: int, report: int | None, locks: Sequence[int]) -> list[int]:
+    def _keep_sandbox(self, number: int, report: Sequence[int], locks: Sequence[int]) -> list[int]:
         slots: Slots = {}
         for first in range(0, len(locks), fd_store_protocol.MAX_DESCRIPTORS):
             slots[SANDBOX + len(slots)] = [*locks[first : first + fd_store_protocol.MAX_DESCRIPTORS]]
-        if report is not None:
-            slots[STATUS] = [report]
+        if report:
+            slots[STATUS] = [*report]
         for slot, descriptors in slots.items():
             self._fd_store.keep(number, slot, descriptors)
         reach("after-locks")

@@ -55,6 +55,8 @@ class Spawned(msgspec.Struct):
     nothing between a terminal and a file."""
     status: int | None = None
     """The file for the report of a sandbox's launcher."""
+    gate: int | None = None
+    """For `open_gate`."""
 
     def kept(self) -> list[int]:
         """The descriptors in the order in which the supervisor keeps them, the pidfd first."""
@@ -63,8 +65,9 @@ class Spawned(msgspec.Struct):
 
     def close(self) -> None:
         """Close all descriptors."""
-        for fd in (*self.kept(), *([] if self.status is None else [self.status])):
-            os.close(fd)
+        for fd in (*self.kept(), self.status, self.gate):
+            if fd is not None:
+                os.close(fd)
 
     @classmethod
     def from_kept(cls, pid: int, descriptors: Sequence[int], *, tty: bool) -> Spawned:
@@ -100,7 +103,7 @@ class Spawner:
         """Start the child.
 
         Args:
-            spec: the program. Its descriptors are closed, but for the status file.
+            spec: the program. Its descriptors are closed, but for the status file and the gate.
             tag: the ownership tag of the child and its descendants; None for none.
             undo: called with the pid of a child that runs and cannot be watched: kills it and its
                 descendants, and reaps it.
@@ -109,7 +112,7 @@ class Spawner:
             OSError: the program or the directory is missing, or the system is out of a resource.
             ValueError: a NUL byte, or an invalid variable name.
         """
-        opened: list[int] = [] if spec.status is None else [spec.status]
+        opened = [fd for fd in (spec.status, spec.gate) if fd is not None]
         try:
             spawn = self._spawn_terminal if spec.tty else self._spawn_pipes
             spawned = spawn(spec, tag, undo, opened)
@@ -120,7 +123,7 @@ class Spawner:
         finally:
             for fd in spec.passed:
                 os.close(fd)
-        spawned.status = spec.status
+        spawned.status, spawned.gate = spec.status, spec.gate
         return spawned
 
     def _spawn_pipes(
@@ -229,6 +232,16 @@ class Spawner:
         """
         if self._nofile is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._hard if soft is None else soft, self._hard))
+
+
+def open_gate(gate: int) -> None:
+    """Let a sandboxed command begin that waits for its start to be recorded, and close the descriptor."""
+    try:
+        os.write(gate, b"\0")
+    except BrokenPipeError:
+        pass  # it has begun, or its sandbox has ended
+    finally:
+        os.close(gate)
 
 
 def _pipe(opened: list[int]) -> tuple[int, int]:

@@ -72,9 +72,10 @@ class BubblewrapConfinement(Confinement):
             made=made,
         )
 
-    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False, gated: bool = False) -> LaunchSpec:
         """See `Confinement`."""
         opened: list[int] = []
+        gate: list[int] = []
         try:
             program = memory_file(self._filter)
             opened.append(program)
@@ -82,12 +83,18 @@ class BubblewrapConfinement(Confinement):
             opened.append(status)
             status_inside = os.dup(status)
             opened.append(status_inside)
+            if gated and self.namespaces:
+                gate += os.pipe2(os.O_CLOEXEC)
+                opened += gate
+                gate.append(os.dup(gate[1]))
+                opened.append(gate[2])
             new_session = self.namespaces or not command.tty
             line = self._command_line(command)
             inside = bubblewrap.SandboxedCommand(
                 line, command.cwd, command.environment, new_session, dies_with_parent
             )
-            arguments = bubblewrap.arguments(self._options, inside, program, status_inside)
+            ends = (gate[0], gate[1]) if gate else None
+            arguments = bubblewrap.arguments(self._options, inside, program, status_inside, ends)
             # Last, so that nothing can fail between this and the return.
             arguments_file = memory_file(arguments)
         except BaseException:
@@ -100,8 +107,9 @@ class BubblewrapConfinement(Confinement):
             program=self._tools.bubblewrap if sealed is None else sealed.path,
             arguments=("bwrap", "--args", str(arguments_file), "--", *line),
             environment={},
-            passed=(program, status_inside, arguments_file, *self._take_held()),
+            passed=(program, status_inside, arguments_file, *gate[:2], *self._take_held()),
             status=status,
+            gate=gate[2] if gate else None,
             null=self._null,
             takes_terminal=command.tty,
         )
@@ -141,7 +149,7 @@ class ThreadConfinement(Confinement):
             namespaces_denied=policy.limits_files,
         )
 
-    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False, gated: bool = False) -> LaunchSpec:
         """See `Confinement`."""
         # `dies_with_parent` has no meaning here: the parent would be the thread.
         return replace(command, limit=self._limit)
@@ -167,7 +175,7 @@ class SeatbeltConfinement(Confinement):
         super().__init__(policy, cwd, None)
         self._profile = profile
 
-    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False, gated: bool = False) -> LaunchSpec:
         """See `Confinement`."""
         from execserver.sandbox import seatbelt
 

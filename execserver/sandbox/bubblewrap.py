@@ -97,7 +97,13 @@ def options(
     return result
 
 
-def arguments(made: Sequence[str], inside: SandboxedCommand, seccomp: int, status: int) -> bytes:
+def arguments(
+    made: Sequence[str],
+    inside: SandboxedCommand,
+    seccomp: int,
+    status: int,
+    gate: tuple[int, int] | None = None,
+) -> bytes:
     """Everything for `--args`: the options of the view and the command.
 
     Args:
@@ -105,6 +111,8 @@ def arguments(made: Sequence[str], inside: SandboxedCommand, seccomp: int, statu
         inside: the command.
         seccomp: descriptor of the seccomp program.
         status: descriptor for the child's pid and, if setup succeeded, its exit code.
+        gate: the ends of a pipe; the command begins once a byte is in it. Needs a pid namespace, whose first
+            process holds the writing end: without that, the death of the server would let the command begin.
 
     Raises:
         ValueError: a NUL byte, or more arguments than bubblewrap takes.
@@ -121,6 +129,8 @@ def arguments(made: Sequence[str], inside: SandboxedCommand, seccomp: int, statu
     ]
     if inside.dies_with_parent:
         result.append("--die-with-parent")
+    if gate is not None:
+        result += ["--block-fd", str(gate[0]), "--sync-fd", str(gate[1])]
     for name, value in inside.environment.items():
         if not name or "=" in name:
             raise ValueError("illegal environment variable name")

@@ -38,8 +38,13 @@ class Confinement(ABC):
         self._watched = watched
 
     @abstractmethod
-    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False, gated: bool = False) -> LaunchSpec:
         """Prepare the spawn.
+
+        Args:
+            command: the command.
+            dies_with_parent: whether it is killed when the thread that spawns it ends.
+            gated: whether it waits, where the backend can do that, until the `gate` of the result is opened.
 
         Raises:
             OSError: no descriptor is left.

@@ -173,6 +173,25 @@ def test_a_server_that_is_killed_over_a_start_or_an_end_leaves_no_mount_point(
     wait_until(lambda: os.listdir(scene.ws) == [])
 
 
+@pytest.mark.statement("H45")
+@pytest.mark.parametrize(
+    "point", ["before-pidfd", "after-spawn", "after-ledger", "after-locks", "after-registration"]
+)
+def test_a_command_whose_start_is_sent_again_to_the_next_server_runs_once(
+    make_scene: Callable[..., Scene], point: str
+) -> None:
+    scene = make_scene(point)
+    params = {**scene.params("echo ran >> runs"), "ifExists": "attach", "pipeStdin": False}
+    scene.session.client.request("process/start", params)
+    wait_until(lambda: _is_stopped(scene.service.server_pid))
+    time.sleep(0.5)  # the command would run now, if it did not wait
+    assert not (scene.ws / "runs").exists()
+    scene.kill_server()
+    scene.session.start_with(params)
+    scene.session.finish(scene.session.follow(params["processId"], lambda data, lost: None))
+    assert (scene.ws / "runs").read_text() == "ran\n"
+
+
 def _is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 

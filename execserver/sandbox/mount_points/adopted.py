@@ -25,7 +25,7 @@ class AdoptedSandbox(Confinement):
         self.backend = description.backend
         self.namespaces = description.namespaces
 
-    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False, gated: bool = False) -> LaunchSpec:
         """Raises:
         ValueError: always.
         """
@@ -48,7 +48,7 @@ class UnknownSandbox(Confinement):
         self._descriptors = list(descriptors)
         self._registry = registry
 
-    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False) -> LaunchSpec:
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False, gated: bool = False) -> LaunchSpec:
         """Raises:
         ValueError: always.
         """

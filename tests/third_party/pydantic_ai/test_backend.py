@@ -73,11 +73,7 @@ async def test_output_arrives_whole_and_in_order(url: str, folder: Path) -> None
     assert result.stderr == "".join(f"{n}\n" for n in range(1, 100_001))
 
 
-async def test_a_command_runs_once(url: str, folder: Path, request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--chaos"):
-        # A server that dies between a spawn and its record leaves a command that runs, and that the next
-        # server does not know (H45): the start that is sent again then runs it a second time.
-        pytest.skip("the server does not guarantee it yet if it is killed while it starts a command")
+async def test_a_command_runs_once(url: str, folder: Path) -> None:
     backend = ExecServerWorkspace[None](str(folder), url=url).backend()
     for n in range(40):
         assert (await backend.run(["sh", "-c", f"echo {n} >> ran"])).exit_code == 0

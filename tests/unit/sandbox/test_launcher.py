@@ -80,7 +80,7 @@ def attack(tmp_path: Path) -> Attack:
         descriptors = [memory_file(filtering), os.open("/dev/null", os.O_WRONLY)]
         try:
             inside = bubblewrap.SandboxedCommand((), "/", {"LC_ALL": "C"})
-            arguments = bubblewrap.arguments(made, inside, *descriptors)
+            arguments = bubblewrap.arguments(made, inside, descriptors[0], descriptors[1])
             descriptors.append(memory_file(arguments))
             line = ["bwrap", "--args", str(descriptors[2]), "--", sys.executable, "-I", "-S", "-c", script]
             # `subprocess` closes the descriptor of a copy in the child, before its exec.
