@@ -26,7 +26,7 @@ import posixpath
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, NoReturn
+from typing import Literal, NamedTuple
 
 from execclient import arguments
 from execclient.arguments import AnyPath, Sandbox
@@ -128,44 +128,34 @@ async def search(
         ignore_case: whether case does not matter.
         glob: of the files to search; all by default.
         exclude_dirs: names of folders below `path` that are not entered.
-        sandbox: as for `executor.run`: the program runs in it.
+        sandbox: as for `executor.run`.
         workspace: the folder of the policy's workspace; `executor.cwd` by default.
         max_matches: lines in the result.
         max_bytes: of all lines and their paths in the result.
         timeout: seconds.
 
     Raises:
-        NotFound: there is no such path.
-        Refused: the sandbox or the permissions deny to read it.
+        NotFound, Refused: there is no such path, or the sandbox or the permissions deny to read it.
         ValueError: the pattern or the glob is not valid; `path` is a device or the like.
         CommandNotRun: the executor has neither program, or the sandbox does not let it run one.
         ImportError: `glob` needs the package `wcmatch`, which is not installed.
     """
     collected = _Collected(None if glob is None else _matcher(glob), _Budget(max_matches, max_bytes))
-    seconds = arguments.seconds(timeout, "timeout", instead=_NO_TIMEOUT)
     files = _files(executor, sandbox, workspace)
-    status, top = await files.stat(path), parse_path_uri(files.uri(path))
-    if not (status.is_dir or status.is_file):
-        raise ValueError(f"path is neither a folder nor a regular file: {top}")
-    folder, name = (top, ".") if status.is_dir else posixpath.split(top)
+    folder, name = await _place(files, path)
+    script = search_script(pattern, name, glob, exclude_dirs, regex=regex, ignore_case=ignore_case)
     process = await executor.start(
-        ["sh", "-c", search_script(pattern, name, glob, exclude_dirs, regex=regex, ignore_case=ignore_case)],
+        ["sh", "-c", script],
         cwd=folder,
         env={"LC_ALL": "C"},
-        timeout=seconds,
+        timeout=arguments.seconds(timeout, "timeout", instead=_NO_TIMEOUT),
         sandbox=arguments.sandbox(sandbox, parse_path_uri(files.uri(workspace or ".")), "workspace"),
         buffer_bytes=None,
     )
     async with process:
         await collected.read(process, folder)
-        if collected.budget.used_up is None:
-            code = await process.wait()
-            if process.cause == "timeout":
-                collected.budget.used_up = "time"
-            elif code > SOME_UNREAD or process.failure:
-                _fail(code, process, collected, regex=regex)
-    messages = collected.stderr.decode("utf-8", "replace").splitlines()[:MAX_UNREAD]
-    return Matches(sorted(collected.matches), collected.budget.used_up, messages, collected.output.program)
+        await collected.end(process, regex=regex)
+    return collected.result()
 
 
 async def find(
@@ -272,9 +262,39 @@ class _Collected:
                 self.budget.used_up = "bytes"  # by a line that has not ended
                 return
 
+    async def end(self, process: Process, *, regex: bool) -> None:
+        """Wait for the exit of the program, unless a budget is used up. Raises as `search`."""
+        if self.budget.used_up is not None:
+            return
+        code = await process.wait()
+        program, stderr = self.output.program, self.stderr.decode("utf-8", "replace").strip()
+        if process.cause == "timeout":
+            self.budget.used_up = "time"
+        elif process.failure:
+            raise CommandNotRun(process.failure)
+        elif code == NO_PROGRAM and not program:
+            raise CommandNotRun("the executor has neither rg nor grep on its PATH: install ripgrep there")
+        elif code == NOT_VALID and regex:
+            raise ValueError(f"pattern is not valid for {program}: {stderr}")
+        elif code > SOME_UNREAD:
+            raise CommandNotRun(f"{program or 'the search'} failed with exit code {code}: {stderr}")
+
+    def result(self) -> Matches:
+        """What was found."""
+        messages = self.stderr.decode("utf-8", "replace").splitlines()[:MAX_UNREAD]
+        return Matches(sorted(self.matches), self.budget.used_up, messages, self.output.program)
+
 
 def _files(executor: Executor, sandbox: Sandbox | None, workspace: AnyPath | None) -> FileSystem:
     return executor.fs if sandbox is None else executor.fs.confined(sandbox, workspace=workspace)
+
+
+async def _place(files: FileSystem, path: AnyPath) -> tuple[str, str]:
+    """The working directory of a search, and the name in it that is searched."""
+    status, place = await files.stat(path), parse_path_uri(files.uri(path))
+    if not (status.is_dir or status.is_file):
+        raise ValueError(f"path is neither a folder nor a regular file: {place}")
+    return (place, ".") if status.is_dir else posixpath.split(place)
 
 
 async def _entries(files: FileSystem, top: str, budget: _Budget) -> AsyncIterator[WalkEntry]:
@@ -312,14 +332,3 @@ def _matcher(glob: str) -> Callable[[str], bool]:
     if "/" in text:
         return compiled.match
     return lambda path: compiled.match(path.rpartition("/")[2])
-
-
-def _fail(code: int, process: Process, collected: _Collected, *, regex: bool) -> NoReturn:
-    program, stderr = collected.output.program, collected.stderr.decode("utf-8", "replace").strip()
-    if process.failure:
-        raise CommandNotRun(process.failure)
-    if code == NO_PROGRAM and not program:
-        raise CommandNotRun("the executor has neither rg nor grep on its PATH: install ripgrep there")
-    if code == NOT_VALID and regex:
-        raise ValueError(f"pattern is not valid for {program}: {stderr}")
-    raise CommandNotRun(f"{program or 'the search'} failed with exit code {code}: {stderr}")

@@ -279,6 +279,20 @@ async def test_a_search_stops_at_its_budget_of_time(daemon: Daemon, tmp_path: Pa
         assert all(process.state != "running" for process in await executor.processes())
 
 
+async def test_a_search_goes_on_over_lost_connections(executor: Executor, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("word\n" * 200_000)
+    searching = asyncio.create_task(
+        search(executor, "word", tmp_path, max_matches=1_000_000, max_bytes=100 << 20, timeout=60)
+    )
+    while not searching.done():
+        await asyncio.sleep(0.02)
+        executor.drop_connection()
+    found = await searching
+    assert executor.recoveries
+    assert [match.line for match in found.matches] == list(range(1, 200_001))
+    assert found.truncated is None
+
+
 async def test_a_cancelled_search_leaves_no_process(daemon: Daemon, tmp_path: Path) -> None:
     async with connect(daemon("hanging")) as executor:
         searching = asyncio.create_task(search(executor, "word", tmp_path))

@@ -108,9 +108,7 @@ class Session:
         self._settled = asyncio.Event()
         """Set unless recovering: connected, lost or closed."""
         self._failure: ExecServerError | None = None
-        self._ending = False
-        """Whether the daemon was asked to end the session."""
-        self._closed = False
+        self._ending = self._closed = False  # by `close`, which asks the daemon to end it
         self._recovering: asyncio.Task[None] | None = None
         self._last_calls: set[asyncio.Task[None]] = set()
         """Background calls that end something; closing waits for them."""
@@ -415,8 +413,7 @@ class Session:
 
     def _give_up(self, error: ExecServerError) -> None:
         self._failure = error
-        if self._ending:  # it ended as requested, before the response to that arrived
-            self._closed = True
+        self._closed |= self._ending  # it ended as requested, before the response to that arrived
         for inbox in self.inboxes:
             inbox.fail(ExecutorClosed("the executor was closed") if self._closed else SessionLost(str(error)))
         self._settled.set()
