@@ -117,7 +117,9 @@ def test_remote_processes_and_shells_run_within_the_sandbox(url: str, tmp_path: 
         ("bash_session", {"action": "type_submit", "input": "read number < note.txt"}),
         ("bash_session", {"action": "type_submit", "input": f"touch {outside}; echo is:$number"}),
     ]
-    log = evaluated(policy, url, [remote(), use_tools(bash_session(wait_for_output=3)), generate()], tmp_path, 2, calls)
+    log = evaluated(
+        policy, url, [remote(), use_tools(bash_session(wait_for_output=3)), generate()], tmp_path, 2, calls
+    )
     assert log.samples is not None
     for number, each in enumerate(sorted(log.samples, key=lambda sample: int(sample.id))):
         _, shown = answers(each)

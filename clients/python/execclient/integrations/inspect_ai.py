@@ -265,31 +265,27 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
         `timeout_retry` has no effect: the time limit is that of the command, which is not run twice. Neither
         has `concurrency`: commands are no processes of the evaluation.
         """
-        await self._check_user(user)
-        if cmd and posixpath.basename(cmd[0]) == TOOLS_PROGRAM:
-            env = {**(env or {}), TOOLS_STATE: posixpath.join(self._tools, "state")}
-            if self._policy is not None:
-                started = await self._tools_server(cmd[0], env, network=self._policy.network_allowed)
-                if not started.success or cmd[1:] == ["start-server"]:
-                    return started
-        limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         try:
-            result = await self.executor.run(
-                cmd,
-                input=input,
-                cwd=self._path(cwd or "."),
-                env=env,
-                inherit=self._inherit,
-                timeout=timeout,
-                sandbox=self._sandbox,
-                max_output_bytes=limit,
-            )
+            with _unavailable():
+                await self._check_user(user)
+                if cmd and posixpath.basename(cmd[0]) == TOOLS_PROGRAM:
+                    env = {**(env or {}), TOOLS_STATE: posixpath.join(self._tools, "state")}
+                    if self._policy is not None:
+                        started = await self._tools_server(cmd[0], env, network=self._policy.network_allowed)
+                        if not started.success or cmd[1:] == ["start-server"]:
+                            return started
+                result = await self.executor.run(
+                    cmd,
+                    input=input,
+                    cwd=self._path(cwd or "."),
+                    env=env,
+                    inherit=self._inherit,
+                    timeout=timeout,
+                    sandbox=self._sandbox,
+                    max_output_bytes=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
+                )
         except FileNotFoundError as error:
             return ExecResult(False, NOT_FOUND, "", f"{error}\n")
-        except PermissionError:
-            raise
-        except (ConnectionError, CommandNotRun, ExecutorClosed, Refused) as error:
-            raise SandboxUnavailableError(str(error)) from error
         stdout, stderr = _text(result.stdout), _text(result.stderr)
         if result.timed_out:
             raise CommandTimeoutError(f"Command timed out after {timeout} seconds", stdout + stderr)
@@ -318,12 +314,13 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
         if user is None:
             return
         if not self._users:
-            names = await self.executor.run(["sh", "-c", "id -u; id -un"], sandbox=self._sandbox)
+            argv = ["sh", "-c", "id -u; id -un"]
+            names = await self.executor.run(argv, cwd=self.directory, sandbox=self._sandbox)
             self._users = names.text.split()
         if user not in self._users:
             raise SandboxUserUnsupportedError(
-                f"the daemon runs commands as its own user, {self._users[-1]}, not as {user!r}: start one as "
-                "that user, and name its url in the config of the sandbox"
+                f"commands run as the user of the daemon ({', '.join(self._users)}), not as {user!r}: start "
+                "one as that user, and name its url in the config of the sandbox"
             )
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
@@ -430,6 +427,17 @@ async def _repeated(call: Callable[[], Awaitable[object]]) -> None:
         except OutcomeUnknown:
             continue
         return
+
+
+@contextmanager
+def _unavailable() -> Iterator[None]:
+    """What keeps a command from being run, other than its program and its permissions."""
+    try:
+        yield
+    except PermissionError:
+        raise
+    except (ConnectionError, CommandNotRun, ExecutorClosed, Refused) as error:
+        raise SandboxUnavailableError(str(error)) from error
 
 
 @contextmanager
