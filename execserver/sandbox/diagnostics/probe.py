@@ -292,7 +292,8 @@ def _judged(
     if (folder / "closed" / "file").exists():
         return _not_confining(path, "a file could be written where only reading was allowed")
     if done.returncode != 0:
-        failure = explain(done.stderr, path)
+        words = done.stderr if done.stderr.strip() else f"no message, status {done.returncode}"
+        failure = explain(words, path)
         return failure.cause, failure.fix
     try:
         seen: dict[str, Any] = json.loads(done.stdout)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+from inspect_ai import Task
+from inspect_ai import eval as evaluate
+from inspect_ai.log import EvalLog
 from inspect_ai.model import (
     ChatMessage,
     ChatMessageTool,
@@ -44,6 +49,21 @@ def scripted(calls: Sequence[Call]) -> Model:
         return answer
 
     return get_model("mockllm/model", custom_outputs=output)
+
+
+def evaluation(task: Task, calls: Sequence[Call], folder: Path) -> EvalLog:
+    """The log of an evaluation of all samples at once, in which the model makes these calls."""
+    count = len(task.dataset)
+    (log,) = evaluate(
+        task,
+        model=scripted(calls),
+        display="none",
+        log_dir=str(folder),
+        max_samples=count,
+        log_level="warning",
+    )
+    gc.collect()  # Inspect leaves streams open, with a warning that belongs to no later test
+    return log
 
 
 @asynccontextmanager

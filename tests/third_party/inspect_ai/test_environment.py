@@ -6,7 +6,9 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 import anyio
 import pytest
@@ -24,6 +26,15 @@ from tests.support.servers import open_files
 from tests.third_party.inspect_ai.samples import left_at, sample
 
 Environment = ExecServerSandboxEnvironment
+
+
+def is_running(argument: str) -> bool:
+    """Whether a process of this machine has the argument."""
+    for command_line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if argument.encode() in command_line.read_bytes().split(b"\0"):
+                return True
+    return False
 
 
 @pytest.fixture
@@ -90,6 +101,25 @@ async def test_the_variables_of_the_daemon_stay_with_it_unless_they_are_asked_fo
         assert "XDG_STATE_HOME" in (await everything.exec(["env"])).stdout
 
 
+async def test_a_repository_can_be_made_below_the_working_directory_and_not_in_it(
+    sandbox_env: Environment,
+) -> None:
+    assert not (await sandbox_env.exec(["git", "init", "-q"])).success
+    result = await sandbox_env.exec(["git", "init", "-q", "repository"])
+    assert result.success, result.stderr
+
+
+@pytest.mark.parametrize("sandbox", [None, WorkspaceWrite()], ids=["unconfined", "confined"])
+async def test_a_program_in_the_background_outlasts_its_command_without_a_sandbox_only(
+    url: str, sandbox: WorkspaceWrite | None
+) -> None:
+    async with sample(ExecServerSandboxConfig(url=url, sandbox=sandbox)) as environment:
+        seconds = f"9999.{uuid4().int}"
+        assert (await environment.exec(["sh", "-c", f"sleep {seconds} >/dev/null 2>&1 &"])).success
+        assert is_running(seconds) == (sandbox is None)
+    assert not is_running(seconds)
+
+
 # -- errors
 
 
@@ -142,7 +172,7 @@ async def test_another_user_is_refused_and_the_own_one_is_served(sandbox_env: En
     name = (await sandbox_env.exec(["id", "-un"])).stdout.strip()
     assert (await sandbox_env.exec(["true"], user=name)).success
     assert (await sandbox_env.exec(["true"], user=str(os.getuid()))).success
-    with pytest.raises(SandboxUserUnsupportedError, match=f"own user, {name}"):
+    with pytest.raises(SandboxUserUnsupportedError, match=rf"user of the daemon \(\d+, {name}\)"):
         await sandbox_env.exec(["true"], user="daemon")
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from inspect_ai import Task
-from inspect_ai import eval as evaluate
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalLog, EvalSample
 from inspect_ai.scorer import Score, Scorer, Target, accuracy, scorer
@@ -22,7 +21,7 @@ from inspect_ai.util import SandboxEnvironmentSpec, sandbox
 
 from execclient.integrations.inspect_ai import ExecServerSandboxConfig, ExecServerSandboxEnvironment
 from execclient.session import recovery
-from tests.third_party.inspect_ai.samples import Call, left_at, sample, scripted
+from tests.third_party.inspect_ai.samples import Call, evaluation, left_at, sample
 
 SAMPLES = 6
 
@@ -61,8 +60,7 @@ def evaluated(
         scorer=written(),
         sandbox=SandboxEnvironmentSpec("execserver", config),
     )
-    (log,) = evaluate(task, model=scripted(calls), display="none", log_dir=str(folder), max_samples=count)
-    return log
+    return evaluation(task, calls, folder)
 
 
 def answers(found: EvalSample) -> list[str]:
@@ -128,7 +126,7 @@ def test_a_sample_that_fails_ends_the_others_and_leaves_nothing(
 
     dataset = [Sample(input="go") for _ in range(SAMPLES)]
     task = Task(dataset=dataset, solver=failing(), sandbox=SandboxEnvironmentSpec("execserver", config))
-    (log,) = evaluate(task, model=scripted([]), display="none", log_dir=str(tmp_path), max_samples=SAMPLES)
+    log = evaluation(task, [], tmp_path)
 
     assert log.status == "error"
     assert log.error is not None

@@ -407,6 +407,11 @@ def test_the_probe_tells_what_the_launch_said(fake: Fake, state: Path) -> None:
     assert "systempaths=unconfined" in result.fix
 
 
+def test_a_launch_that_ends_without_a_word_is_told_with_its_status(fake: Fake, state: Path) -> None:
+    assert "no message, status 3" in probe(fake("exit 3"), str(state)).reason
+    assert "no message, status -9" in probe(fake("kill -9 $$"), str(state)).reason
+
+
 PROBING = (
     "import sys; sys.path.insert(0, sys.argv[2])\n"
     "from execserver.sandbox.diagnostics.probe import probe\n"

@@ -44,6 +44,7 @@ from execclient.errors import (
     SessionLost,
 )
 from execclient.govern.sandbox import ReadOnly, SandboxPolicy, WorkspaceWrite, sandbox_policy
+from execclient.process import Process
 from execprotocol.path_uri import parse_path_uri
 
 FOLDER = ".cache/execserver/inspect"
@@ -57,6 +58,10 @@ CLEANUP_SECONDS = 300.0
 
 REMOVE = 'chmod -R u+rwx "$1"; rm -rf "$1"'
 """A sample may have left folders without the permission to write to them."""
+
+TOOLS_PROGRAM, TOOLS_STATE = "inspect-sandbox-tools", "INSPECT_SANDBOX_TOOLS_DIR"
+"""The program that Inspect installs below `/var/tmp` for some tools, and the variable for the folder of its
+server: without it, all samples of a machine would share one server."""
 
 NOT_FOUND = 127
 """The exit code of a command that does not exist, as in a shell."""
@@ -130,10 +135,14 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
             # Of other samples. The entry for the deepest path decides, which is the working directory.
             policy = replace(policy, deny_read=(*policy.deny_read, posixpath.dirname(self._place)))
         # Made here: `run` would take the directory that a call names as the workspace.
-        self._sandbox = None if policy is None else policy.context(self.directory, [self.directory])
+        self._tools = posixpath.join(self._place, "tools")
+        folders = [self.directory, self._tools]
+        self._sandbox = None if policy is None else policy.context(self.directory, folders)
         self._files = executor.fs if self._sandbox is None else executor.fs.confined(self._sandbox)
         self._inherit = config.inherit
         self._users: list[str] = []
+        self._server: Process | None = None
+        self._starting = asyncio.Lock()
         self._open[self] = asyncio.get_running_loop()
 
     # -- the life of a sample
@@ -157,8 +166,9 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
             raise RuntimeError("the sandbox execserver needs asyncio: unset INSPECT_ASYNC_BACKEND") from None
         settings = _configuration(config)
         async with settings.connect() as executor:
+            home = _home(executor)
             if settings.sandbox is not None:
-                await executor.run(["true"], cwd=_home(executor), sandbox=ReadOnly(), check=True)
+                await executor.run(["true"], cwd=home, sandbox=ReadOnly(), check=True)
 
     @classmethod
     async def sample_init(
@@ -169,7 +179,7 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
         executor = await settings.connect()
         environment = cls(executor, settings)
         try:
-            await _shell(executor, 'mkdir -p "$1/work"', environment._place)
+            await _shell(executor, 'mkdir -p "$1/work" "$1/tools"', environment._place)
         except BaseException:
             await environment.end()
             raise
@@ -255,25 +265,27 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
         `timeout_retry` has no effect: the time limit is that of the command, which is not run twice. Neither
         has `concurrency`: commands are no processes of the evaluation.
         """
-        await self._check_user(user)
-        limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         try:
-            result = await self.executor.run(
-                cmd,
-                input=input,
-                cwd=self._path(cwd or "."),
-                env=env,
-                inherit=self._inherit,
-                timeout=timeout,
-                sandbox=self._sandbox,
-                max_output_bytes=limit,
-            )
+            with _unavailable():
+                await self._check_user(user)
+                if cmd and posixpath.basename(cmd[0]) == TOOLS_PROGRAM:
+                    env = {**(env or {}), TOOLS_STATE: posixpath.join(self._tools, "state")}
+                    if self._policy is not None:
+                        started = await self._tools_server(cmd[0], env, network=self._policy.network_allowed)
+                        if not started.success or cmd[1:] == ["start-server"]:
+                            return started
+                result = await self.executor.run(
+                    cmd,
+                    input=input,
+                    cwd=self._path(cwd or "."),
+                    env=env,
+                    inherit=self._inherit,
+                    timeout=timeout,
+                    sandbox=self._sandbox,
+                    max_output_bytes=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
+                )
         except FileNotFoundError as error:
             return ExecResult(False, NOT_FOUND, "", f"{error}\n")
-        except PermissionError:
-            raise
-        except (ConnectionError, CommandNotRun, ExecutorClosed, Refused) as error:
-            raise SandboxUnavailableError(str(error)) from error
         stdout, stderr = _text(result.stdout), _text(result.stderr)
         if result.timed_out:
             raise CommandTimeoutError(f"Command timed out after {timeout} seconds", stdout + stderr)
@@ -281,16 +293,34 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, stdout + stderr)
         return ExecResult(result.exit_code == 0, result.exit_code, stdout, stderr)
 
+    async def _tools_server(self, program: str, env: dict[str, str], *, network: bool) -> ExecResult[str]:
+        """Start the server of Inspect's tools once, in a sandbox that stays until the sample ends."""
+        async with self._starting:
+            # Without the network there are no sockets. A tool that needs the server reports that by itself.
+            if not network or (self._server is not None and self._server.exit_code is None):
+                return ExecResult(True, 0, "", "")
+            argv = ["sh", "-c", '"$1" start-server || exit; echo started; exec sleep infinity', "sh", program]
+            self._server = await self.executor.start(
+                argv, cwd=self.directory, env=env, inherit=self._inherit, sandbox=self._sandbox
+            )
+            printed = []
+            async for line in self._server.lines():
+                if line == "started":
+                    return ExecResult(True, 0, "", "")
+                printed.append(line)
+            return ExecResult(False, await self._server.wait(), "", "\n".join(printed))
+
     async def _check_user(self, user: str | None) -> None:
         if user is None:
             return
         if not self._users:
-            names = await self.executor.run(["sh", "-c", "id -u; id -un"], sandbox=self._sandbox)
+            argv = ["sh", "-c", "id -u; id -un"]
+            names = await self.executor.run(argv, cwd=self.directory, sandbox=self._sandbox)
             self._users = names.text.split()
         if user not in self._users:
             raise SandboxUserUnsupportedError(
-                f"the daemon runs commands as its own user, {self._users[-1]}, not as {user!r}: start one as "
-                "that user, and name its url in the config of the sandbox"
+                f"commands run as the user of the daemon ({', '.join(self._users)}), not as {user!r}: start "
+                "one as that user, and name its url in the config of the sandbox"
             )
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
@@ -397,6 +427,17 @@ async def _repeated(call: Callable[[], Awaitable[object]]) -> None:
         except OutcomeUnknown:
             continue
         return
+
+
+@contextmanager
+def _unavailable() -> Iterator[None]:
+    """What keeps a command from being run, other than its program and its permissions."""
+    try:
+        yield
+    except PermissionError:
+        raise
+    except (ConnectionError, CommandNotRun, ExecutorClosed, Refused) as error:
+        raise SandboxUnavailableError(str(error)) from error
 
 
 @contextmanager
