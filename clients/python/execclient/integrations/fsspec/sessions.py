@@ -57,10 +57,13 @@ class Sessions:
                     await self._forget(session)
         raise AssertionError("the last attempt returns or raises")
 
-    async def change(self, call: Callable[[FileSystem], Awaitable[object]], done: type[Exception]) -> None:
+    async def change(
+        self, call: Callable[[FileSystem], Awaitable[object]], done: type[Exception] | None
+    ) -> None:
         """As `call`, for a call that fails with `done` if it is made twice.
 
-        After an attempt whose outcome is unknown, that error means that the attempt worked.
+        After an attempt whose outcome is unknown, that error means that the attempt worked; None if no error
+        means that, because the call must fail at its first attempt, too.
         """
         attempts = 0
 
@@ -69,8 +72,8 @@ class Sessions:
             attempts += 1
             try:
                 await call(files)
-            except done:
-                if attempts == 1:
+            except Exception as error:
+                if attempts == 1 or done is None or not isinstance(error, done):
                     raise
 
         await self.call(attempt)
@@ -92,8 +95,9 @@ class Sessions:
         loop = asyncio.get_running_loop()
         task = self._tasks.get(loop)
         if task is None or (task.done() and (task.cancelled() or task.exception())):
-            for other in [other for other in self._tasks if other.is_closed()]:
-                del self._tasks[other]
+            for other in list(self._tasks):  # other loops are in other threads
+                if other.is_closed():
+                    self._tasks.pop(other, None)
             task = self._tasks[loop] = loop.create_task(self._open())
         return await asyncio.shield(task)
 
