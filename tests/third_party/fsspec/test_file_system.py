@@ -9,6 +9,7 @@ import stat
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -144,8 +145,47 @@ def test_the_sandbox_is_a_policy_or_its_name(url: str, folder: Path) -> None:
         with pytest.raises(OSError, match="Read-only"):
             reader.touch(f"{folder}/new")
 
+    (folder / "granted").mkdir()
+    configured = {"type": "workspace-write", "exclude_slash_tmp": True, "exclude_tmpdir_env_var": True}
+    granting = ExecServerFileSystem(url, sandbox={**configured, "writable_roots": [f"{folder}/granted"]})
+    granting.touch(f"{folder}/granted/new")
+    with pytest.raises(OSError, match="Read-only"):
+        granting.touch(f"{folder}/new")
+
+
+def test_wrong_options_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="none of read-only, workspace-write"):
         ExecServerFileSystem(url, sandbox="readonly")
+    with pytest.raises(ValueError, match="writable_root is unknown"):
+        ExecServerFileSystem(url, sandbox={"type": "workspace-write", "writable_root": []})
+    with pytest.raises(TypeError, match="sandox is no storage option"):
+        ExecServerFileSystem(url, sandox="read-only")
+    assert ExecServerFileSystem(url, use_listings_cache=False).isdir("/")
+
+
+def test_options_come_from_the_configuration_of_fsspec(
+    url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "execserver", {})
+    monkeypatch.setenv("FSSPEC_EXECSERVER_SANDBOX", "read-only")
+    monkeypatch.setenv("FSSPEC_EXECSERVER_DAEMON_URL", url)
+    fsspec.config.set_conf_env(fsspec.config.conf)
+
+    with pytest.raises(OSError, match="Read-only"):
+        fsspec.filesystem("execserver").touch(f"{folder}/new")
+
+
+def test_a_file_is_touched(fs: ExecServerFileSystem, folder: Path) -> None:
+    (folder / "file").write_bytes(b"data")
+    os.utime(folder / "file", (1, 1))
+
+    fs.touch(f"{folder}/file", truncate=False)
+    assert time.time() - (folder / "file").stat().st_mtime < 60
+    assert (folder / "file").read_bytes() == b"data"
+    fs.touch(f"{folder}/file")
+    assert (folder / "file").read_bytes() == b""
+    fs.touch(f"{folder}/new", truncate=False)
+    assert (folder / "new").exists()
 
 
 def test_the_workspace_is_the_folder_that_can_be_changed(url: str, folder: Path) -> None:
@@ -244,7 +284,7 @@ def test_errors_are_those_of_python(fs: ExecServerFileSystem, folder: Path) -> N
     for missing in (fs.info, fs.ls, fs.cat_file, fs.rm_file, fs.rmdir, fs.rm, fs.modified, fs.open):
         with pytest.raises(FileNotFoundError):
             missing(f"{at}/missing")
-    for directory in (fs.cat_file, fs.rm_file, lambda path: fs.pipe_file(path, b"")):
+    for directory in (fs.cat_file, fs.open, fs.rm_file, lambda path: fs.pipe_file(path, b"")):
         with pytest.raises(IsADirectoryError):
             directory(f"{at}/full")
     for file in (fs.rmdir, lambda path: fs.pipe_file(f"{path}/below", b"")):
@@ -263,6 +303,9 @@ def test_errors_are_those_of_python(fs: ExecServerFileSystem, folder: Path) -> N
         fs.rm(at, recursive=True, maxdepth=1)
     with pytest.raises(NotImplementedError):
         fs.open(f"{at}/file", "r+b")
+    os.mkfifo(folder / "fifo")
+    with pytest.raises(OSError, match="not a regular file"):
+        fs.open(f"{at}/fifo")
     assert (folder / "file").read_bytes() == b"data"
 
 
@@ -372,13 +415,17 @@ def test_a_move_between_two_folders_of_the_sandbox_copies(fs: ExecServerFileSyst
     (folder / "tree/below/file").write_bytes(b"data")
     (folder / "tree/link").symlink_to("below")
 
+    (folder / "[t]ree").mkdir()
+    fs.mv(f"{folder}/[t]ree", "empty")
+    assert [path.name for path in folder.iterdir()] == ["tree"]
+
     fs.mv(f"{folder}/tree", "moved")
     try:
         assert fs.cat_file("moved/below/file") == b"data"
         assert fs.info("moved/link")["islink"]
         assert list(folder.iterdir()) == []
     finally:
-        fs.rm("moved", recursive=True)
+        fs.rm(["moved", "empty"], recursive=True)
 
 
 class Count(Callback):

@@ -1,4 +1,7 @@
-"""Each change is made, at whatever byte of it the connection is cut."""
+"""Each change is made, at whatever byte of it the connection is cut.
+
+With `--chaos` these tests are skipped: a killed server would end connections before the byte of the cut.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from execclient import connect
+from execclient import WorkspaceWrite, connect
 from execclient.integrations.fsspec import ExecServerFileSystem
 from tests.support.cutting_proxy import Cut, Direction, cutting
 from tests.support.wire import Server
@@ -21,6 +24,7 @@ CHANGES: dict[str, Callable[[ExecServerFileSystem, str], Awaitable[object]]] = {
     "copy": lambda fs, at: fs._cp_file(f"{at}/old", f"{at}/below/new"),
     "move a file": lambda fs, at: fs._mv(f"{at}/old", f"{at}/new"),
     "move a folder": lambda fs, at: fs._mv(f"{at}/full", f"{at}/below/new"),
+    "move to another mount": lambda fs, at: fs._mv(f"{at}/full", f"{at}/empty/new"),
     "mkdir": lambda fs, at: fs._mkdir(f"{at}/new/below"),
     "rmdir": lambda fs, at: fs._rmdir(f"{at}/empty"),
     "rm_file": lambda fs, at: fs._rm_file(f"{at}/old"),
@@ -38,9 +42,13 @@ def short() -> Iterator[Path]:
 
 
 def make(top: Path) -> None:
-    shutil.rmtree(top, ignore_errors=True)
-    (top / "full").mkdir(parents=True)
-    (top / "empty").mkdir()
+    (top / "empty").mkdir(parents=True, exist_ok=True)
+    for path in (*top.iterdir(), *(top / "empty").iterdir()):
+        if path.is_file():
+            path.unlink()
+        elif path != top / "empty":
+            shutil.rmtree(path)
+    (top / "full").mkdir()
     (top / "old").write_bytes(b"old")
     (top / "full/file").write_bytes(b"file")
 
@@ -54,16 +62,26 @@ def state(top: Path) -> dict[str, bytes | None]:
 @pytest.mark.parametrize("direction", ["to server", "to client"])
 @pytest.mark.parametrize("name", CHANGES)
 async def test_a_change_is_made_wherever_the_connection_is_cut(
-    daemon: Server, folder: Path, short: Path, name: str, direction: Direction
+    daemon: Server,
+    folder: Path,
+    short: Path,
+    name: str,
+    direction: Direction,
+    pytestconfig: pytest.Config,
 ) -> None:
+    if pytestconfig.getoption("--chaos"):
+        pytest.skip("it cuts connections itself")
     top = folder / "top"
+    # Each folder that may be written is a mount of its own in a sandbox.
+    mounts = WorkspaceWrite(writable_roots=(f"{top}/empty",))
+    sandbox = mounts if name == "move to another mount" else None
 
     async def change(cut: Cut | None) -> bool:
         """Make the change; whether the connection was cut meanwhile."""
         make(top)
         plan = [] if cut is None else [cut]
         async with cutting(daemon.url, short, lambda: plan.pop() if plan else None) as proxy:
-            fs = ExecServerFileSystem(proxy.url, sandbox=None, asynchronous=True, skip_instance_cache=True)
+            fs = ExecServerFileSystem(proxy.url, sandbox=sandbox, asynchronous=True, skip_instance_cache=True)
             try:
                 await CHANGES[name](fs, str(top))
             finally:

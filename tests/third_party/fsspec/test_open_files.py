@@ -130,6 +130,8 @@ def test_open_files_and_file_systems_can_be_pickled(fs: ExecServerFileSystem, fo
             assert copy.read() == b"3456789"
 
     assert pickle.loads(pickle.dumps(fs)) is fs
+    reader = ExecServerFileSystem(fs.daemon_url, sandbox="read-only")
+    assert fsspec.AbstractFileSystem.from_json(reader.to_json()) is reader
     with fs.open(f"{folder}/new", "wb") as file, pytest.raises(RuntimeError):
         pickle.dumps(file)
 

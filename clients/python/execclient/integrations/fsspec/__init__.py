@@ -1,6 +1,7 @@
 """The files of a daemon for fsspec: `fsspec.filesystem("execserver")`, `fsspec.open("execserver:///PATH")`.
 
-    file_system.py   the file system: paths, listings, contents, names
+    paths.py         paths and URLs
+    file_system.py   the file system: listings, contents, changes of names
     open_files.py    files that `open` and `open_async` return
     sessions.py      a session for each event loop, and calls that outlast it
 

@@ -12,18 +12,19 @@ import errno
 import io
 import os
 import posixpath
-import re
 import stat
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from glob import has_magic
 from typing import Any, BinaryIO
 
-from fsspec.asyn import AsyncFileSystem, sync_teardown, sync_wrapper
+from fsspec.asyn import sync_teardown, sync_wrapper
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
-from fsspec.utils import stringify_path
+from fsspec.exceptions import FSTimeoutError
 
 from execclient import (
     Executor,
@@ -39,19 +40,28 @@ from execclient import (
 )
 from execclient.arguments import Sandbox
 from execclient.govern.sandbox import sandbox_policy
-from execclient.integrations.fsspec.open_files import AsyncExecServerFile, Contents, ExecServerFile
+from execclient.integrations.fsspec.open_files import (
+    AsyncExecServerFile,
+    Contents,
+    ExecServerFile,
+    check_readable,
+)
+from execclient.integrations.fsspec.paths import Paths
 from execclient.integrations.fsspec.sessions import Sessions
+from execclient.local_files import part_path
 
 CLOSE_SECONDS = 5.0
 """The longest wait for the end of a session when its file system is collected."""
 
-_PREFIX = "execserver://"
-_HOST = re.compile(r"(?P<host>[^/]+:\d+)(?P<path>/.*|)", re.DOTALL)
+_FSSPEC_OPTIONS = frozenset(
+    {"asynchronous", "batch_size", "listings_expiry_time", "loop", "max_paths", "use_listings_cache"}
+)
+"""Storage options that every file system of fsspec takes. Listings are not cached here."""
 
 Info = dict[str, Any]
 
 
-class ExecServerFileSystem(AsyncFileSystem):
+class ExecServerFileSystem(Paths):
     """The files of a daemon.
 
     A path is absolute, or relative to the daemon's working directory. A URL is `execserver:///PATH`, or
@@ -60,33 +70,34 @@ class ExecServerFileSystem(AsyncFileSystem):
     Args:
         daemon_url: the `url` of `execclient.connect`; by default `EXECSERVER_URL`, else the default socket.
             It is not called `url`, because `fsspec.core.url_to_fs` has another parameter of that name.
-        sandbox: what may be read and changed: a policy, its name (`read-only`), or the form of the wire. By
-            default only the workspace and the folders for temporary files can be changed. None for no limits.
+        sandbox: what may be read and changed: a policy; its name (`read-only`), or a mapping with the name as
+            `type`, as in a configuration; or the form of the wire. By default only the workspace and the
+            folders for temporary files can be changed. None for no limits.
         workspace: the workspace of the policy; by default the daemon's working directory.
         auto_mkdir: create missing parents of a file that is written, copied or moved.
         connect_options: other arguments of `execclient.connect`, such as `token_file`.
         storage_options: of fsspec: `asynchronous`, `loop`, `batch_size`, `skip_instance_cache`.
 
     Raises:
-        ValueError: the sandbox has an unknown name.
+        ValueError: the sandbox has an unknown name or member.
+        TypeError: a storage option is unknown.
     """
-
-    protocol = "execserver"
-    root_marker = ""
 
     def __init__(
         self,
         daemon_url: str | None = None,
         *,
-        sandbox: Sandbox | str | None = WorkspaceWrite(),  # noqa: B008 - it cannot be changed
+        sandbox: Sandbox | str | None = WorkspaceWrite(),  # noqa: B008 - it is frozen
         workspace: str | None = None,
         auto_mkdir: bool = True,
         connect_options: Mapping[str, Any] | None = None,
         **storage_options: Any,
     ) -> None:
+        if unknown := storage_options.keys() - _FSSPEC_OPTIONS:
+            raise TypeError(f"{min(unknown)} is no storage option of execserver (docs/how-to/fsspec.md)")
         super().__init__(**storage_options)
         self.daemon_url = daemon_url
-        self.sandbox = sandbox_policy(sandbox) if isinstance(sandbox, str) else sandbox
+        self.sandbox = _policy(sandbox)
         self.workspace = workspace
         self.auto_mkdir = auto_mkdir
         # They must not refer to this object, which would then never be collected.
@@ -112,28 +123,6 @@ class ExecServerFileSystem(AsyncFileSystem):
             await self._makedirs(self._parent(path), exist_ok=True)
             await self._sessions.call(call)
 
-    # -- paths
-
-    @classmethod
-    def _strip_protocol(cls, path: Any) -> Any:
-        if isinstance(path, list):
-            return [cls._strip_protocol(each) for each in path]
-        return _path_in(str(stringify_path(path)))
-
-    def unstrip_protocol(self, name: str) -> str:
-        """The URL of a path. It does not have the daemon's address."""
-        path = self._strip_protocol(name)
-        return f"{_PREFIX}./{path}" if _HOST.fullmatch(path) else f"{_PREFIX}{path}"
-
-    @staticmethod
-    def _get_kwargs_from_urls(path: str) -> dict[str, str]:
-        found = _HOST.fullmatch(path.removeprefix(_PREFIX)) if path.startswith(_PREFIX) else None
-        return {"daemon_url": f"ws://{found['host']}"} if found else {}
-
-    @classmethod
-    def _parent(cls, path: str) -> str:
-        return posixpath.dirname(str(cls._strip_protocol(path)))
-
     # -- looking
 
     async def _info(self, path: str, **kwargs: Any) -> Info:
@@ -155,21 +144,23 @@ class ExecServerFileSystem(AsyncFileSystem):
                 info["type"] = "other"  # as `LocalFileSystem`: walking a link may not come to an end
         return infos
 
-    async def _type(self, path: str) -> object:
-        """The type of a path; None if it does not exist."""
+    async def _found(self, path: str) -> Info | None:
+        """As `_info`; None if there is no such path."""
         try:
-            return (await self._info(path))["type"]
+            return await self._info(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     async def _exists(self, path: str, **kwargs: Any) -> bool:
-        return await self._type(path) is not None
+        return await self._found(path) is not None
 
     async def _isdir(self, path: str) -> bool:
-        return await self._type(path) == "directory"
+        found = await self._found(path)
+        return found is not None and found["type"] == "directory"
 
     async def _isfile(self, path: str) -> bool:
-        return await self._type(path) == "file"
+        found = await self._found(path)
+        return found is not None and found["type"] == "file"
 
     async def _created(self, path: str) -> datetime:
         found = await self._sessions.call(lambda files: files.stat(self._strip_protocol(path) or "."))
@@ -250,6 +241,16 @@ class ExecServerFileSystem(AsyncFileSystem):
     async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         await self._store(io.BytesIO(value), path, mode)
 
+    async def _touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
+        path = self._strip_protocol(path)
+        if truncate or not await self._exists(path):
+            await self._pipe_file(path, b"")
+        else:
+            now = time.time_ns()
+            await self._sessions.call(lambda files: files.utime(path, ns=(now, now)))
+
+    touch = sync_wrapper(_touch)
+
     async def _put_file(
         self,
         lpath: str,
@@ -288,7 +289,7 @@ class ExecServerFileSystem(AsyncFileSystem):
         path = self._strip_protocol(path)
         if mode != "rb":
             return AsyncExecServerFile(self, path, mode, **kwargs)
-        info = await self._info(path)
+        info = check_readable(await self._info(path))
         file = AsyncExecServerFile(self, path, mode, size=info["size"], **kwargs)
         file.details = info
         return file
@@ -299,7 +300,9 @@ class ExecServerFileSystem(AsyncFileSystem):
         path = self._strip_protocol(path)
         if create_parents:
             await self._makedirs(self._parent(path), exist_ok=True)
-        await self._sessions.change(lambda files: files.mkdir(path or "."), FileExistsError)
+        if await self._exists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        await self._sessions.change(lambda files: files.mkdir(path), FileExistsError)
 
     async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
         path = self._strip_protocol(path)
@@ -308,23 +311,26 @@ class ExecServerFileSystem(AsyncFileSystem):
         else:
             await self._mkdir(path)
 
-    async def _is_own_directory(self, path: str) -> bool:
-        """Whether it is a directory, and no link to one."""
-        return await self._isdir(path) and not (await self._info(path))["islink"]
+    async def _remove(self, path: str, found: Info | None, *, recursive: bool = False) -> None:
+        # A path that was there and is missing at a second attempt was removed by the first one.
+        done = None if found is None else FileNotFoundError
+        await self._sessions.change(lambda files: files.remove(path, recursive=recursive), done)
 
     async def _rmdir(self, path: str) -> None:
         path = self._strip_protocol(path)
-        if await self._exists(path) and not await self._is_own_directory(path):
+        found = await self._found(path)
+        if found is not None and (found["type"] != "directory" or found["islink"]):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-        await self._sessions.change(lambda files: files.remove(path), FileNotFoundError)
+        await self._remove(path, found)
 
     rmdir = sync_wrapper(_rmdir)
 
     async def _rm_file(self, path: str, **kwargs: Any) -> None:
         path = self._strip_protocol(path)
-        if await self._is_own_directory(path):
+        found = await self._found(path)
+        if found is not None and found["type"] == "directory" and not found["islink"]:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        await self._sessions.change(lambda files: files.remove(path), FileNotFoundError)
+        await self._remove(path, found)
 
     async def _rm(
         self,
@@ -340,9 +346,7 @@ class ExecServerFileSystem(AsyncFileSystem):
             await super()._rm(path, batch_size=batch_size)
             return
         for each in reversed(await self._expand_path(path)):
-            await self._sessions.change(
-                partial(FileSystem.remove, path=each, recursive=True), FileNotFoundError
-            )
+            await self._remove(each, await self._found(each), recursive=True)
 
     async def _cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         info = await self._info(path1)
@@ -363,8 +367,8 @@ class ExecServerFileSystem(AsyncFileSystem):
             try:
                 await files.rename(source, target)
             except NotFound:
-                # Unless an earlier attempt worked, whose outcome is unknown.
-                if await self._exists(source) or await self._info(target) != before | {"name": target}:
+                # Perhaps an earlier attempt worked, whose outcome is unknown. Then the file is there now.
+                if await files.exists(source) or _info_of(source, await files.stat(target)) != before:
                     raise
 
         try:
@@ -372,9 +376,20 @@ class ExecServerFileSystem(AsyncFileSystem):
         except SystemFailure as error:
             if error.errno != errno.EXDEV:
                 raise
-            copy = partial(FileSystem.copy, source=source, destination=target, recursive=True)
+            await self._move_by_copy(source, target)
+
+    async def _move_by_copy(self, source: str, target: str) -> None:
+        # The copy has a name of its own first. If that exists at a second attempt, the first one worked.
+        part = part_path(target)
+        copy = partial(FileSystem.copy, source=source, destination=part, recursive=True)
+        remove = partial(FileSystem.remove, path=part, recursive=True, missing_ok=True)
+        try:
             await self._sessions.change(copy, FileExistsError)
-            await self._rm(source, recursive=True)
+            await self._mv_file(part, target)
+        finally:
+            await self._sessions.call(remove)
+        # Not by `_rm`, for which some characters of a name are patterns.
+        await self._remove(source, await self._found(source), recursive=True)
 
     async def _mv(
         self,
@@ -398,14 +413,10 @@ class ExecServerFileSystem(AsyncFileSystem):
     mv = sync_wrapper(_mv)
 
 
-def _path_in(url: str) -> str:
-    """The path in a URL, or in a path, without a slash at its end."""
-    path = url.removeprefix("execserver::")
-    if path.startswith(_PREFIX):
-        path = path.removeprefix(_PREFIX)
-        if found := _HOST.fullmatch(path):
-            path = found["path"] or "/"
-    return path.rstrip("/") or path[:1]
+def _policy(sandbox: Sandbox | str | None) -> Sandbox | None:
+    if isinstance(sandbox, str) or (isinstance(sandbox, Mapping) and "type" in sandbox):
+        return sandbox_policy(sandbox)
+    return sandbox
 
 
 def _files(sandbox: Sandbox | None, workspace: str | None, executor: Executor) -> FileSystem:
@@ -437,4 +448,5 @@ def _show(callback: Callback, progress: Progress) -> None:
 def _close_at_end(pid: int, loop: asyncio.AbstractEventLoop, sessions: Sessions) -> None:
     # The child of a fork has the objects, and neither the loop's thread nor the connection.
     if sessions and os.getpid() == pid and loop.is_running():
-        sync_teardown(loop, sessions.close, timeout=CLOSE_SECONDS)
+        with suppress(FSTimeoutError):  # the daemon ends the session by itself
+            sync_teardown(loop, sessions.close, timeout=CLOSE_SECONDS)

@@ -49,6 +49,15 @@ class Contents:
         self._file.close()
 
 
+def check_readable(info: dict[str, Any]) -> dict[str, Any]:
+    """The description of a path to open for reading; raises an OSError unless it is a regular file."""
+    if info["type"] == "directory":
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), info["name"])
+    if info["type"] != "file":
+        raise OSError(errno.EINVAL, "not a regular file", info["name"])
+    return info
+
+
 class ExecServerFile(AbstractBufferedFile):
     """An open file for blocking calls."""
 
@@ -58,6 +67,8 @@ class ExecServerFile(AbstractBufferedFile):
         if mode == "xb" and fs.exists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         super().__init__(fs, path, mode, *args, **kwargs)
+        if mode == "rb":
+            check_readable(self.details)
         if mode == "ab" and fs.exists(path):
             self.loc = fs.info(path)["size"]
 

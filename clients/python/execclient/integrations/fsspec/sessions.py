@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeVar
 from execclient import Executor, FileSystem, OutcomeUnknown, SessionLost
 
 ATTEMPTS = 8
-"""Of one call, if connections are lost."""
+RETRY_SECONDS = 60.0
+"""A call is made again, if connections are lost, until it has had so many attempts and so much time."""
 
 CALLS = 64
 """Under way on one connection. Each has at most one handle, and a connection has at most 128."""
@@ -45,22 +46,27 @@ class Sessions:
 
     async def call(self, call: Callable[[FileSystem], Awaitable[T]]) -> T:
         """Make a call that may be made twice, again if the connection or the session is lost."""
-        for left in reversed(range(ATTEMPTS)):
+        clock = asyncio.get_running_loop().time
+        end, attempts = clock() + RETRY_SECONDS, 0
+        while True:
             session = await self._current()
+            attempts += 1
             try:
                 async with session.free:
                     return await call(session.files)
             except (OutcomeUnknown, SessionLost) as error:
-                if not left:
+                if attempts >= ATTEMPTS and clock() >= end:
                     raise
                 if isinstance(error, SessionLost):
                     await self._forget(session)
-        raise AssertionError("the last attempt returns or raises")
 
-    async def change(self, call: Callable[[FileSystem], Awaitable[object]], done: type[Exception]) -> None:
+    async def change(
+        self, call: Callable[[FileSystem], Awaitable[object]], done: type[Exception] | None
+    ) -> None:
         """As `call`, for a call that fails with `done` if it is made twice.
 
-        After an attempt whose outcome is unknown, that error means that the attempt worked.
+        After an attempt whose outcome is unknown, that error means that the attempt worked; None if no error
+        means that, because the call must fail at its first attempt, too.
         """
         attempts = 0
 
@@ -69,8 +75,8 @@ class Sessions:
             attempts += 1
             try:
                 await call(files)
-            except done:
-                if attempts == 1:
+            except Exception as error:
+                if attempts == 1 or done is None or not isinstance(error, done):
                     raise
 
         await self.call(attempt)
@@ -92,8 +98,9 @@ class Sessions:
         loop = asyncio.get_running_loop()
         task = self._tasks.get(loop)
         if task is None or (task.done() and (task.cancelled() or task.exception())):
-            for other in [other for other in self._tasks if other.is_closed()]:
-                del self._tasks[other]
+            for other in list(self._tasks):  # other loops are in other threads
+                if other.is_closed():
+                    self._tasks.pop(other, None)
             task = self._tasks[loop] = loop.create_task(self._open())
         return await asyncio.shield(task)
 
