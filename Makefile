@@ -243,6 +243,16 @@ $(UV): constraints.txt
 	.integrations/uv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	touch $@
 
+# The SDK's own tests are in its source distribution only.
+AGENTS_SDIST := .integrations/openai_agents/sdist
+integration-openai_agents: $(AGENTS_SDIST)/.ready
+$(AGENTS_SDIST)/.ready: .integrations/openai_agents/.ready
+	rm -rf $(AGENTS_SDIST)
+	.integrations/uv/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary openai-agents \
+		--dest $(AGENTS_SDIST) "$$(grep ^openai-agents== tests/third_party/openai_agents/constraints.txt)"
+	tar -C $(AGENTS_SDIST) --strip-components=1 -xf $(AGENTS_SDIST)/openai_agents-*.tar.gz --wildcards '*/tests'
+	touch $@
+
 # The newest versions that the extra permits: `make constraints-fsspec`.
 constraints-%: $(UV) ## the constraints of an integration anew, in the newest versions
 	$(UV) venv --quiet --clear --python $(PYTHON) .integrations/$*
