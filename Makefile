@@ -257,14 +257,14 @@ $(MCP_NODE): Makefile | .integrations/mcp/.ready
 		@modelcontextprotocol/server-everything@$(MCP_EVERYTHING_VERSION)
 	touch $@
 
-# The tests of SWE-ReX are in its sdist only.
-SWE_REX_SUITE := .integrations/swe_rex/suite/.ready
-integration-swe_rex: $(SWE_REX_SUITE)
-$(SWE_REX_SUITE): .integrations/swe_rex/.ready
+# The tests of these projects are in their source distributions only.
+SDISTS := openai_agents swe_rex
+$(SDISTS:%=integration-%): integration-%: .integrations/%/sdist/.ready
+.integrations/%/sdist/.ready: .integrations/%/.ready
 	rm -rf $(@D) && mkdir $(@D)
 	.integrations/uv/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: \
-		--dest $(@D) $$(grep '^swe-rex==' tests/third_party/swe_rex/constraints.txt)
-	tar -xzf $(@D)/swe_rex-*.tar.gz -C $(@D) --strip-components 1
+		--dest $(@D) $$(grep '^$(subst _,-,$*)==' tests/third_party/$*/constraints.txt)
+	tar -xzf $(@D)/*.tar.gz -C $(@D) --strip-components 1
 	touch $@
 
 $(UV): constraints.txt
