@@ -103,7 +103,7 @@ async def main():
     await runtime.create_session(CreateBashSessionRequest(session="mine"))
     await runtime.run_in_session(BashAction(command="state=kept; echo seen", session="mine"))
     print(runtime.session_id, flush=True)
-    script = "for n in 1 2 3 4 5; do echo line $n; sleep 0.3; done"
+    script = "for n in 1 2 3 4 5; do echo line $n; touch begun; sleep 0.3; done"
     await runtime.run_in_session(BashAction(command=script, session="mine"))
 
 asyncio.run(main())
@@ -111,7 +111,9 @@ asyncio.run(main())
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         session_id = first.stdout.readline().strip()
-        await asyncio.sleep(0.5)
+        async with asyncio.timeout(PATIENCE):
+            while not (tmp_path / "begun").exists():
+                await asyncio.sleep(0.01)
         first.kill()
 
     runtime = ExecserverRuntime(url=url, cwd=str(tmp_path), session_id=session_id)
