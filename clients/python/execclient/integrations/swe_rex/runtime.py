@@ -283,7 +283,7 @@ class ExecserverRuntime(AbstractRuntime):
             for each in await daemon.call(lambda executor: executor.processes()):
                 if each.process_id.rpartition(":")[0] == f"{_PREFIX}:{name}" and each.state == "running":
                     session = await self._shell(daemon, each.process_id)
-                    await asyncio.to_thread(session.catch_up)
+                    await asyncio.to_thread(session.skip_old_output)
                     self._sessions[name] = each.process_id, session
         return name in self._sessions
 
