@@ -12,8 +12,9 @@ from typing import Protocol, TypeVar
 from execclient.connection.connection import Json
 from execclient.errors import OutcomeUnknown
 
-ATTEMPTS = 4
-"""Of a call that may be made twice, if connections are lost."""
+ATTEMPTS = 20
+"""Of a call that may be made twice, if connections are lost. Where each lasts for half a second, four are too
+few for a confined call on a loaded machine."""
 
 T = TypeVar("T")
 

@@ -141,6 +141,13 @@ async def test_a_runtime_that_keeps_its_session_is_continued(url: str, tmp_path:
     await second.close()
 
 
+async def test_a_name_is_given_once(remote_runtime: Runtime) -> None:
+    requests = [remote_runtime.create_session(CreateBashSessionRequest()) for _ in range(3)]
+    made = await asyncio.gather(*requests, return_exceptions=True)
+    assert [type(each) for each in made].count(SessionExistsError) == 2
+    assert await output(remote_runtime, "echo one") == "one\n"
+
+
 # -- any command
 
 

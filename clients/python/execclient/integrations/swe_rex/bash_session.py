@@ -87,7 +87,7 @@ class BashSession:
         setup = f"set +H +o history; export PROMPT_COMMAND='{prompt}' __rex PS1"
         return (await self._evaluate(setup, (), _START_SECONDS))[0]
 
-    def catch_up(self) -> None:
+    def skip_old_output(self) -> None:
         """Drop the output up to the last prompt, of a bash that another client has used. Blocks."""
         size = -1
         while len(self._spawn.buffer) != size:

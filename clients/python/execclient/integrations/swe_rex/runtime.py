@@ -79,6 +79,8 @@ class ExecserverRuntime(AbstractRuntime):
         self._config = ExecserverRuntimeConfig(**kwargs)
         self._sessions: dict[str, tuple[str, BashSession]] = {}
         """By name: the process id, and the shell."""
+        self._starting: set[str] = set()
+        """The names of sessions that are about to be created."""
         self._opening = threading.Lock()
         self._daemon: Daemon | None = None
         self._closed = False
@@ -112,8 +114,16 @@ class ExecserverRuntime(AbstractRuntime):
             CommandTimeoutError: the files of `startup_source` took longer than `startup_timeout`.
         """
         daemon, name = await self._open(), request.session
-        if await self._find(daemon, name):
+        if name in self._starting or await self._find(daemon, name):
             raise SessionExistsError(f"session {name} already exists")
+        self._starting.add(name)
+        try:
+            return await self._create(daemon, request)
+        finally:
+            self._starting.discard(name)
+
+    async def _create(self, daemon: Daemon, request: CreateSessionRequest) -> CreateBashSessionResponse:
+        name = request.session
         process_id = f"{_PREFIX}:{name}:{uuid.uuid4().hex[:8]}"
         session = await self._shell(daemon, process_id)
         self._sessions[name] = process_id, session
@@ -215,8 +225,11 @@ class ExecserverRuntime(AbstractRuntime):
         path, data = daemon.path(request.path), request.content.encode()
 
         async def write() -> None:
-            await daemon.files.mkdir(os.path.dirname(path), parents=True)
-            await daemon.files.write_bytes(path, data)
+            try:
+                await daemon.files.write_bytes(path, data)
+            except FileNotFoundError:
+                await repeated(lambda: daemon.files.mkdir(os.path.dirname(path), parents=True))
+                await daemon.files.write_bytes(path, data)
 
         await daemon.call(lambda _: repeated(write))
         return WriteFileResponse()
@@ -270,7 +283,7 @@ class ExecserverRuntime(AbstractRuntime):
             for each in await daemon.call(lambda executor: executor.processes()):
                 if each.process_id.rpartition(":")[0] == f"{_PREFIX}:{name}" and each.state == "running":
                     session = await self._shell(daemon, each.process_id)
-                    await asyncio.to_thread(session.catch_up)
+                    await asyncio.to_thread(session.skip_old_output)
                     self._sessions[name] = each.process_id, session
         return name in self._sessions
 
