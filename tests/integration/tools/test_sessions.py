@@ -142,12 +142,14 @@ async def test_a_toolset_resumes_the_sessions_of_another_one_without_losing_or_r
     assert SavedSession.from_json(json.loads(json.dumps(saved.to_json()))) == saved
     assert (str(saved.number), saved.position) == (session, len("a€b".encode()))
     await executor.detach()
+    assert executor.closed
 
     async with (
         connect(url, session_id=executor.session_id) as again,
         Toolset(again, cwd=str(workspace), sandbox=INSIDE) as second,
     ):
         await second.resume(saved)
+        assert not again.closed
         with pytest.raises(ValueError, match="in use"):
             await second.resume(saved)
         result = await write(second, session, "x\n", yield_time_ms=20_000)

@@ -132,7 +132,7 @@ async def test_a_sandboxed_command_is_no_client(hosts: Hosts, serve: Serve) -> N
         (["--listen", "http://localhost:0"], "with a literal address, such as http://127.0.0.1:8766"),
         (["--listen", "ws://127.0.0.1:0"], "it is http://ADDRESS:PORT"),
         (["--listen", "http://127.0.0.1:0", "--ws-auth", "capability-token"], "needs exactly one of"),
-        (["--ws-auth", "capability-token"], "--ws-auth needs --listen"),
+        (["--ws-host", "build.example"], "--ws-host needs --listen"),
         (["--ws-token-file", "x", "--listen", "http://127.0.0.1:0"], "--ws-token-file needs --ws-auth"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -60,7 +60,6 @@ def _add_mcp(parser: Parser) -> None:
         metavar="T",
         help="how long a call waits for output before it returns and the command runs on (default: 45)",
     )
-
     parser.add_argument(
         "--ttl",
         type=values.duration,
@@ -76,7 +75,6 @@ def _add_mcp(parser: Parser) -> None:
         metavar="N",
         help="tells servers in one workspace apart when they are started again (default: the host's name)",
     )
-
     _add_http(parser)
 
 
@@ -169,8 +167,10 @@ def _mcp(options: Namespace) -> int:
 def _guard(options: Namespace) -> object | None:
     """The rules for HTTP clients; None for stdin and stdout."""
     if options.listen is None:
-        if options.ws_auth is not None:
-            options.parser.error("--ws-auth needs --listen: over stdin and stdout it is not checked")
+        for name, value in vars(options).items():
+            if name.startswith("ws_") and value:
+                option = name.replace("_", "-")
+                options.parser.error(f"--{option} needs --listen: over stdin and stdout nothing is checked")
         return None
     if options.http_guard is None:
         options.parser.error("--listen needs the server: pip install execserver")

@@ -131,13 +131,14 @@ class Workspace:
 
         After a kill before that, the next server returns this output again. It loses none.
         """
-        if self._toolset is not None and self._state is not None:
+        if self._toolset is not None:
             saved = Saved(self._toolset.executor.session_id, self._toolset.sessions)
-            asyncio.get_running_loop().call_later(DELIVERY_SECONDS, self._state.write, saved)
+            asyncio.get_running_loop().call_later(DELIVERY_SECONDS, self._save, saved)
 
     async def close(self) -> None:
         """End the commands and the session, or with `keep` leave them to the daemon."""
         toolset, state = self._toolset, self._state
+        self._toolset = None
         if toolset is not None:
             if self._options.keep:
                 saved = Saved(toolset.executor.session_id, toolset.sessions)
@@ -153,6 +154,12 @@ class Workspace:
             state.close()
 
     # -- inside
+
+    def _save(self, saved: Saved) -> None:
+        """Save the state, unless its session has ended meanwhile."""
+        toolset, state = self._toolset, self._state
+        if toolset is not None and toolset.executor.session_id == saved.session_id and state is not None:
+            state.write(saved)
 
     async def _open(self, host: str) -> Toolset:
         if self._state is None:
