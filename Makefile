@@ -244,6 +244,7 @@ integration-%: .integrations/%/.ready
 # Programs of npm beside the packages of `.integrations/mcp`: a host and a server of MCP.
 MCP_NODE := .integrations/mcp/node_modules/.ready
 integration-mcp: $(MCP_NODE)
+
 # These hosts of MCP wait for commands that take longer than a call may: both runs at a time, beside the others.
 MCP_HOSTS = .integrations/mcp/bin/python $(THIRD_PARTY_PYTEST) tests/third_party/mcp_hosts
 integration-mcp-hosts: $(MCP_NODE) interop-setup
