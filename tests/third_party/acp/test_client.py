@@ -251,9 +251,11 @@ async def test_the_root_is_no_workspace(url: str) -> None:
             Editor(executor, workspace="/")
 
 
-async def test_nothing_is_left_behind(url: str, daemon: Server, folder: Path) -> None:
+async def test_nothing_is_left_behind(
+    url: str, daemon: Server, folder: Path, request: pytest.FixtureRequest
+) -> None:
     client = psutil.Process()
-    before = client.num_fds(), len(asyncio.all_tasks())
+    files, tasks = client.num_fds(), len(asyncio.all_tasks())
     async with connect(url) as executor:
         editor = Editor(executor, workspace=str(folder))
         for _ in range(3):
@@ -261,7 +263,9 @@ async def test_nothing_is_left_behind(url: str, daemon: Server, folder: Path) ->
             await editor.create_terminal("s", "sleep 3598")
         await editor.release_terminals()
     await asyncio.sleep(0)
-    assert (client.num_fds(), len(asyncio.all_tasks())) == before
+    assert len(asyncio.all_tasks()) == tasks
+    # With chaos, the proxy of this process has some that come and go.
+    assert request.config.getoption("--chaos") or client.num_fds() == files
     async with asyncio.timeout(PATIENCE):
         while sleeping(daemon.pid):
             await asyncio.sleep(0.05)

@@ -220,18 +220,22 @@ def test_a_backend_works_on_one_event_loop_after_the_other(url: str, folder: Pat
         assert asyncio.run(backend.run(["echo", str(n)])).stdout == f"{n}\n"
 
 
-async def test_nothing_is_left_behind(url: str, daemon: Server, folder: Path) -> None:
+async def test_nothing_is_left_behind(
+    url: str, daemon: Server, folder: Path, request: pytest.FixtureRequest
+) -> None:
     backend = ExecServerWorkspace[None](str(folder), url=url).backend()
     client = psutil.Process()
     await backend.run(["true"])
-    before = client.num_fds(), len(asyncio.all_tasks())
+    files, tasks = client.num_fds(), len(asyncio.all_tasks())
     for _ in range(5):
         await backend.run("sleep 3599 & true", shell=True)
         await backend.write_bytes(str(folder / "file"), b"x")
         with pytest.raises(WorkspaceTimeoutError):
             await backend.run(["sleep", "3599"], timeout=0.1)
     await asyncio.sleep(0)
-    assert (client.num_fds(), len(asyncio.all_tasks())) == before
+    assert len(asyncio.all_tasks()) == tasks
+    # With chaos, the proxy of this process has some that come and go.
+    assert request.config.getoption("--chaos") or client.num_fds() == files
     async with connect(url) as executor:
         async with asyncio.timeout(PATIENCE):
             while sleeping(daemon.pid):

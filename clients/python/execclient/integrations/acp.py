@@ -16,6 +16,7 @@ import posixpath
 import re
 import signal
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from acp import RequestError
@@ -198,7 +199,8 @@ class ExecServerClient:
 
         _absolute(path, "path")
         try:
-            await repeated(write)
+            # Often: a file of some size takes longer than some connections last.
+            await repeated(partial(repeated, write))
         except (OSError, ValueError, ExecServerError) as error:
             raise _request_error(error) from error
         return WriteTextFileResponse()
