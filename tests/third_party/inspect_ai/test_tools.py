@@ -21,10 +21,14 @@ from execclient import WorkspaceWrite
 from execclient.integrations.inspect_ai import ExecServerSandboxConfig
 from tests.third_party.inspect_ai.samples import Call, evaluation, left_at
 
-# Of Inspect and its libraries, which the settings of these tests would make errors.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
+pytestmark = [
+    # Of Inspect and its libraries, which the settings of these tests would make errors.
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
+    # On a loaded machine a server that is killed every 2 s has little time left for its clients.
+    pytest.mark.timeout(240),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
