@@ -24,6 +24,7 @@ APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
 """The digest of the licence as Debian and the Apache Software Foundation distribute it."""
 
 DISTRIBUTIONS = {
+    "agents": "openai-agents",
     "anyio": "httpcore",  # h11 too: httpcore stands on both
     "h11": "httpcore",
     "jwt": "pyjwt",

@@ -18,6 +18,7 @@ from agents.sandbox.errors import (
     PtySessionNotFoundError,
     WorkspaceArchiveWriteError,
     WorkspaceReadNotFoundError,
+    WorkspaceRootNotFoundError,
     WorkspaceStartError,
 )
 from agents.sandbox.session import SandboxSession
@@ -283,8 +284,17 @@ async def test_what_the_executor_does_not_have_is_refused(url: str) -> None:
     for manifest, field in (
         (Manifest(users=[User(name="eve")]), "users"),
         (Manifest(extra_path_grants=(grant,)), "extra_path_grants"),
+        (Manifest(root="/"), "root"),
     ):
         with pytest.raises(ValueError, match=field):
             await client.create(manifest=manifest)
     with pytest.raises(WorkspaceStartError, match="execserver serve"):
         await ExecServerSandboxClient("unix:///nonexistent/socket").create()
+
+
+async def test_a_workspace_that_is_gone_is_named(url: str) -> None:
+    client = ExecServerSandboxClient(url)
+    async with started(client) as session:
+        await session.exec(f"rm -rf {root_of(session)}")
+        with pytest.raises(WorkspaceRootNotFoundError, match="workspace"):
+            await session.exec("true")

@@ -9,6 +9,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -61,7 +62,8 @@ async def pack(executor: Executor, access: Access, temporary: str, skipped: Iter
         raise _unreadable(access.root, str(error), error) from error
     finally:
         local.close()
-        await executor.run(["rm", "-f", "--", path], sandbox=sandbox)
+        with suppress(ExecServerError):
+            await executor.run(["rm", "-f", "--", path], sandbox=sandbox)
 
 
 async def received(data: io.IOBase, root: str) -> IO[bytes]:
@@ -109,7 +111,7 @@ async def unpack(executor: Executor, access: Access, archive: IO[bytes]) -> None
 async def _extracted(executor: Executor, access: Access, archive: IO[bytes]) -> RunResult:
     # Without -p: no set-id bits, and the owner of every file is the user of the daemon.
     argv = ["tar", "-C", access.root, "--no-same-owner", "--no-same-permissions", "-xf", "-"]
-    sandbox = access.host()
+    sandbox = access.only(posixpath.dirname(access.root))
     script = ["sh", "-c", 'umask 022; exec "$@"', "sh", *argv]
     async with await executor.start(script, stdin=True, sandbox=sandbox, cwd=access.root) as process:
         try:

@@ -50,10 +50,14 @@ class Links:
         link = self._open.get(state.executor_session_id)
         if link is None:
             executor = await self._connected(state.executor_session_id)
-            state.executor_session_id = executor.session_id
             link = Link(executor, Terminals(executor, state))
+            try:
+                await link.terminals.find()
+            except BaseException:
+                await executor.detach()
+                raise
+            state.executor_session_id = executor.session_id
             self._open[executor.session_id] = link
-            await link.terminals.find()
         link.users += 1
         return link
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ from agents.sandbox.session.pty_types import (
 from agents.sandbox.session.runtime_helpers import RuntimeHelperScript
 from agents.sandbox.session.workspace_payloads import coerce_write_payload
 from agents.sandbox.types import ExecResult, User
+from agents.sandbox.workspace_paths import sandbox_path_str
 
 from execclient.client import Executor
 from execclient.errors import (
@@ -46,6 +48,8 @@ from execclient.integrations.openai_agents.links import Link, Links
 from execclient.integrations.openai_agents.state import ExecServerSandboxSessionState
 from execclient.integrations.openai_agents.terminals import Terminals, failed, name_of
 from execprotocol.path_uri import parse_path_uri
+
+log = logging.getLogger(__name__)
 
 _AS_HOST: ContextVar[bool] = ContextVar("as_host", default=False)
 """Whether the host makes or restores the workspace, and no model or program acts."""
@@ -99,10 +103,10 @@ class ExecServerSandboxSession(BaseSandboxSession):
         return (await self._connected()).terminals
 
     async def place(self, name: str) -> None:
-        """Choose a new folder for the workspace, which no other session's sandbox may write to."""
+        """Choose a new folder for the workspace, to which no other session's sandbox may write."""
         executor = await self._executor()
-        home = (await executor.run(["sh", "-c", 'printf %s "${XDG_CACHE_HOME:-$HOME/.cache}"'])).text
-        root = posixpath.join(home, "execserver", "openai-agents", name, "workspace")
+        home = parse_path_uri(executor.info["userHomeDir"])
+        root = posixpath.join(home, ".cache", "execserver", "openai-agents", name, "workspace")
         self.state.manifest = self.state.manifest.model_copy(update={"root": root})
         self.state.workspace_root_owned = True
 
@@ -110,13 +114,15 @@ class ExecServerSandboxSession(BaseSandboxSession):
         """End the session at the daemon, and remove the workspace if it was made for the session."""
         executor = await self._executor()
         try:
-            root = self._access.root
+            await executor.kill_trees({info.process_id for info in await executor.processes()})
             unwanted = [posixpath.dirname(self._snapshot_fingerprint_cache_path().as_posix())]
             if self.state.workspace_root_owned:
-                unwanted.append(posixpath.dirname(root))
+                unwanted.append(posixpath.dirname(self._access.root))
             for path in unwanted:
-                folder = posixpath.dirname(path)
-                await executor.run(["rm", "-rf", "--", path], sandbox=self._access.only(folder))
+                sandbox = self._access.only(posixpath.dirname(path))
+                removed = await executor.run(["rm", "-rf", "--", path], sandbox=sandbox)
+                if removed.exit_code:
+                    log.warning("cannot remove %s: %s", path, removed.stderr_text.strip())
         finally:
             await self._shutdown_backend()
 
@@ -187,14 +193,13 @@ class ExecServerSandboxSession(BaseSandboxSession):
         timeout: float | None = None,  # noqa: ASYNC109 - the SDK's
     ) -> ExecResult:
         argv = [str(part) for part in command]
-        limit = None if timeout is None else max(timeout, 0.001)
         try:
             result = await (await self._executor()).run(
                 argv,
                 cwd=self._access.root,
                 env=await self._variables(),
                 inherit=self._links.settings.inherit,
-                timeout=limit,
+                timeout=_limit(timeout),
                 sandbox=self._sandbox,
             )
         except (StartMissing, StartDenied) as error:
@@ -236,7 +241,7 @@ class ExecServerSandboxSession(BaseSandboxSession):
                 cwd=self._access.root,
                 env=await self._variables(),
                 inherit=self._links.settings.inherit,
-                timeout=timeout,
+                timeout=_limit(timeout),
                 tty=tty,
                 sandbox=self._sandbox,
                 buffer_bytes=0,
@@ -438,11 +443,13 @@ class ExecServerSandboxSession(BaseSandboxSession):
 
 
 def supported(manifest: Manifest) -> None:
-    """Check a manifest for entries that would change the executor's machine.
+    """Check that a manifest has only what this client can do.
 
     Raises:
-        ValueError: it has users, groups, or grants with a `host_path`.
+        ValueError: it has users, groups, or grants with a `host_path`; or its root is `/`.
     """
+    if sandbox_path_str(manifest.root) == "/":
+        raise ValueError("manifest.root: '/' would be the workspace, and all could be written: name a folder")
     if manifest.users or manifest.groups:
         raise ValueError(
             "manifest.users and manifest.groups: the daemon does not create accounts; remove them"
@@ -462,6 +469,11 @@ def _as_host() -> Iterator[None]:
         yield
     finally:
         _AS_HOST.reset(token)
+
+
+def _limit(seconds: float | None) -> float | None:
+    """A time limit of the SDK, which may be 0, as one of the client library."""
+    return None if seconds is None else max(seconds, 0.001)
 
 
 def _milliseconds(seconds: float | None, default: int) -> int:

@@ -15,6 +15,7 @@ from agents import (
     apply_diff,
 )
 
+from execclient import arguments
 from execclient.arguments import AnyPath
 from execclient.client import Executor
 from execclient.environment_policy import EnvironmentPolicy, Inherit
@@ -111,7 +112,7 @@ class ExecServerEditor:
     ) -> None:
         self._executor = executor
         self._cwd = posixpath.join(executor.cwd, cwd or "")
-        self._context = None if sandbox is None else sandbox.context(self._cwd, [self._cwd])
+        self._context = arguments.sandbox(sandbox, self._cwd)
         self._files = executor.fs if self._context is None else executor.fs.confined(self._context)
 
     async def create_file(self, operation: ApplyPatchOperation) -> ApplyPatchResult:
