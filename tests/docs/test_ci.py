@@ -1,4 +1,4 @@
-"""`.ci/run` checks the manual when its inputs changed, and when it cannot know."""
+"""`.ci/run` checks the manual and the integrations when their inputs changed, and when it cannot know."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class Clone:
         subprocess.run(["git", *identity, *arguments], cwd=self._repository, check=True, capture_output=True)
 
     def change(self, name: str) -> None:
+        (self._repository / name).parent.mkdir(parents=True, exist_ok=True)
         with (self._repository / name).open("a") as file:
             file.write("# a line\n")
         self.git("add", "--all")
@@ -63,17 +64,26 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path)
 
 
-WITHOUT_DOCS = ["test", "interop"]
+ALWAYS = ["test", "interop"]
 WITH_DOCS = ["test", "docs-check", "interop"]
+WITH_INTEGRATIONS = ["test", "integrations", "interop"]
+ALL = ["test", "docs-check", "integrations", "interop"]
 
 
-def test_the_manual_is_checked_when_the_history_is_unknown(clone: Clone) -> None:
-    assert clone.run() == WITH_DOCS
+def test_all_is_checked_when_the_history_is_unknown(clone: Clone) -> None:
+    assert clone.run() == ALL
 
 
 @pytest.mark.parametrize(
     ("changed", "made"),
-    [("execserver/__init__.py", WITHOUT_DOCS), ("docs/index.md", WITH_DOCS), ("pyproject.toml", WITH_DOCS)],
+    [
+        ("execserver/__init__.py", ALWAYS),
+        ("docs/index.md", WITH_DOCS),
+        ("pyproject.toml", WITH_DOCS),
+        ("tests/third_party/chaos.py", WITH_INTEGRATIONS),
+        ("clients/python/execclient/integrations/acp.py", WITH_INTEGRATIONS),
+        ("clients/python/pyproject.toml", ALL),
+    ],
 )
 def test_a_branch_is_compared_with_where_it_left_main(clone: Clone, changed: str, made: list[str]) -> None:
     clone.git("update-ref", "refs/remotes/origin/main", "HEAD")
@@ -87,13 +97,16 @@ def test_main_itself_is_compared_with_what_last_passed(clone: Clone) -> None:
     clone.change("execserver/__init__.py")
     clone.git("update-ref", "refs/remotes/origin/main", "HEAD")
 
-    assert clone.run() == WITHOUT_DOCS
+    assert clone.run() == ALWAYS
 
 
-def test_a_failed_check_runs_again(clone: Clone) -> None:
+@pytest.mark.parametrize(
+    ("changed", "check"), [("docs/index.md", "docs-check"), ("tests/third_party/chaos.py", "integrations")]
+)
+def test_a_failed_check_runs_again(clone: Clone, changed: str, check: str) -> None:
     clone.run()
-    clone.change("docs/index.md")
-    assert clone.run(fail="docs-check") == ["test", "docs-check"]
+    clone.change(changed)
+    assert clone.run(fail=check) == ["test", check]
     clone.change("execserver/__init__.py")
 
-    assert clone.run() == WITH_DOCS
+    assert clone.run() == ["test", check, "interop"]

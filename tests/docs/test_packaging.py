@@ -24,6 +24,7 @@ APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
 """The digest of the licence as Debian and the Apache Software Foundation distribute it."""
 
 DISTRIBUTIONS = {
+    "acp": "agent-client-protocol",
     "agents": "openai-agents",
     "anyio": "httpcore",  # h11 too: httpcore stands on both
     "h11": "httpcore",
@@ -33,6 +34,7 @@ DISTRIBUTIONS = {
     "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
     "opentelemetry.sdk": "opentelemetry-sdk",
     "opentelemetry": "opentelemetry-api",
+    "pydantic_ai": "pydantic-ai-slim",
     "pydantic_core": "pydantic",
     "starlark": "starlark-pyo3",
     "swerex": "swe-rex",
@@ -124,7 +126,8 @@ def test_what_both_require_they_require_in_the_same_versions() -> None:
 
 
 def test_every_requirement_is_pinned_and_explained() -> None:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    files = [ROOT / "constraints.txt", *(ROOT / "tests/third_party").glob("*/constraints.txt")]
+    lines = [line for file in files for line in file.read_text().splitlines()]
     pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
     page = (ROOT / "docs" / "dependencies.md").read_text().lower()
     for requirement in {*requirements(CLIENT), *requirements(SERVER)}:
