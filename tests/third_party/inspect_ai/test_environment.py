@@ -227,7 +227,8 @@ async def test_a_sample_leaves_nothing(url: str, sandbox: WorkspaceWrite | None)
     assert environment.executor.session_id not in (await left_at(url))[0]
     assert not (await left_at(url))[1]
     assert asyncio.all_tasks() == tasks
-    assert len(open_files(os.getpid())) <= files
+    if not url.endswith("/proxy"):  # whose connections are files of this process, too
+        assert len(open_files(os.getpid())) <= files
 
 
 async def test_a_sample_whose_directory_cannot_be_made_leaves_no_session(
