@@ -39,8 +39,21 @@ def find(flag: str | None, environment: Mapping[str, str]) -> str | None:
     given = environment.get(CONFIG_VARIABLE) if flag is None else flag
     if given is not None:
         return os.path.abspath(given) if given else None
-    # A file in a folder that we cannot enter (another user's home folder) is not ours.
-    return next(filter(os.path.exists, usual_places(environment)), None)
+    return next(filter(_is_there, usual_places(environment)), None)
+
+
+def _is_there(path: str) -> bool:
+    """Whether there is a configuration at a default path.
+
+    A file in a folder that we cannot enter (another user's home folder) is not ours. An empty folder is the
+    mount point of a sandbox that may not create the file: of another daemon, or of one that was killed.
+    """
+    try:
+        return bool(os.listdir(path))
+    except NotADirectoryError:
+        return True
+    except OSError:
+        return os.path.exists(path)
 
 
 def usual_places(environment: Mapping[str, str]) -> list[str]:

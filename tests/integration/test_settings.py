@@ -11,12 +11,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.wire import UpgradeRefusedError, connect_ws
+from tests.sandbox.profiles import WORKSPACE, context
+from tests.support.servers import server_of
+from tests.support.wire import Server, UpgradeRefusedError, connect_ws, path_uri
 
 EXECSERVER = [sys.executable, "-I", "-m", "execserver"]
 TIMEOUT = 30
@@ -239,3 +242,50 @@ def test_show_says_what_a_service_would_go_by(run: Run, folder: Path) -> None:
     assert f'listen = ["unix://{folder}/a"] # file {path}:2' in lines
     assert "session_ttl = 5.0 # flag --session-ttl" in lines
     assert "process_ttl = 80.0 # default" in lines
+
+
+# -- the file's place as the mount point of a sandbox
+
+
+@pytest.mark.parametrize("first", ["runs", "was killed"])
+def test_a_daemon_starts_while_a_sandbox_keeps_the_place_of_its_missing_file(
+    folder: Path, first: str
+) -> None:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "XDG_CONFIG_HOME": str(folder),
+        "XDG_STATE_HOME": str(folder / "state"),
+    }
+    place = folder / "execserver/config.toml"
+    servers = [Server(f"unix://{folder}/first", env=environment, cwd=folder)]
+    try:
+        with servers[0].connect() as client:
+            sandbox = context(WORKSPACE, cwd=folder, roots=[folder])
+            client.shell("echo on; cat", cwd=path_uri(folder), sandbox=sandbox, pipeStdin=True).wait_output(
+                b"on\n"
+            )
+            assert place.is_dir()
+            if first == "was killed":
+                pids = [servers[0].pid, server_of(servers[0].pid, TIMEOUT)]
+                for number in (signal.SIGSTOP, signal.SIGKILL):
+                    for pid in pids:
+                        os.kill(pid, number)
+                servers[0].process.wait(TIMEOUT)
+
+            servers.append(Server(f"unix://{folder}/second", env=environment, cwd=folder))
+
+            if first == "was killed":
+                wait_gone(place)
+            assert place.exists() == (first == "runs")
+    finally:
+        for server in reversed(servers):
+            server.stop()
+    wait_gone(place)
+
+
+def wait_gone(path: Path) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while path.exists():
+        assert time.monotonic() < deadline, f"{path} is still there"
+        time.sleep(0.02)

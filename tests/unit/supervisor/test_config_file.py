@@ -52,6 +52,18 @@ def test_a_file_named_by_hand_need_not_be_seen_and_is_taken_from_the_working_dir
     assert find(None, {"EXECSERVER_CONFIG": "y/../x.toml"}) == f"{tmp_path}/x.toml"
 
 
+def test_an_empty_folder_at_a_default_path_is_no_file(tmp_path: Path, system_file: Path) -> None:
+    place = tmp_path / "execserver/config.toml"
+    place.mkdir(parents=True)
+    environment = {"XDG_CONFIG_HOME": str(tmp_path)}
+    assert find(None, environment) is None
+    system_file.touch()
+    assert find(None, environment) == str(system_file)
+    (place / "config.toml").touch()
+    assert find(None, environment) == str(place)
+    assert find(str(place), {}) == str(place)
+
+
 def test_an_empty_name_is_no_file(tmp_path: Path, system_file: Path) -> None:
     written(system_file)
     assert find("", {"EXECSERVER_CONFIG": "/x"}) is None
