@@ -21,7 +21,7 @@ from swerex.runtime.abstract import BashAction, Command
 
 from execclient.integrations.swe_rex import ExecserverDeployment, ExecserverRuntime
 
-SUITE = Path(sys.prefix) / "suite/tests"
+SUITE = Path(sys.prefix) / "sdist/tests"
 """`make integrations` unpacks it beside the environment."""
 
 MODULES = ("test_execution", "test_local_runtime", "test_local_deployment", "test_dummy_deployment")
