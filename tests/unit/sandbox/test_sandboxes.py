@@ -20,6 +20,7 @@ from execserver.sandbox import landlock, sandboxes, seatbelt, state_folder, view
 from execserver.sandbox.backends import BubblewrapConfinement, ThreadConfinement
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.diagnostics.probe import ProbeResult, probe
+from execserver.sandbox.disk import writable_inside
 from execserver.sandbox.mount_points.registry import MountPoints
 from execserver.sandbox.options import DaemonPaths, SandboxOptions
 from execserver.sandbox.policy import PROTECTED_NAMES, Policy
@@ -199,8 +200,10 @@ def test_a_marked_folder_below_a_root_of_another_user_is_guarded(
     inner = ws / "inner"
     inner.mkdir()
     os.setxattr(inner, "user.execserver.mount-point", b"1")
-    real = view.writable_inside
-    monkeypatch.setattr(view, "writable_inside", lambda folder: folder != str(ws) and real(folder))
+    monkeypatch.setattr(
+        "execserver.sandbox.view.writable_inside",
+        lambda folder: folder != str(ws) and writable_inside(folder),
+    )
     boxes = make()
 
     confinement = boxes.prepare(workspace(ws, (inner / "kept", READ)), command())

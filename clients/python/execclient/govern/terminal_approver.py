@@ -28,7 +28,7 @@ from typing import TextIO
 
 from execclient.govern.approvals import ACCEPT, ACCEPT_FOR_SESSION, CANCEL, ApprovalRequest, Review
 
-__all__ = ["TerminalApprover", "length_note", "quoted", "visible"]
+__all__ = ["TerminalApprover", "visible"]
 
 _INVISIBLE_LETTERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 """Fillers and a blank pattern that Unicode counts as letters and marks."""
