@@ -246,7 +246,8 @@ class Sandboxes:
             state_folder.empty_folder(self._state),
             self._device_folder(policy),
         )
-        lease = self._mounts().acquire(seen.mount_points) if seen.mount_points else None
+        points = seen.mount_points
+        lease = self._mounts().acquire(points, seen.not_shared) if points else None
         held: dict[str, int] = {}
         watched = None
         try:

@@ -103,6 +103,9 @@ class View(msgspec.Struct, frozen=True):
     mount_points: tuple[str, ...] = ()
     """Folders that must exist on the host during the command, and must be removed after it."""
 
+    not_shared: frozenset[str] = frozenset()
+    """Folders with mount points that are marked as mount points, but not those of another sandbox."""
+
     bare_roots: tuple[str, ...] = ()
     """Folders that a command could turn into repositories (`bare_roots.py`)."""
 
@@ -165,7 +168,14 @@ class _ViewBuilder:
         mounts = [*self._links, *self._tree.mounts(base_visible=self._root is not Access.DENY)]
         guards = tuple(dict.fromkeys(self._tree.guards))
         bare_roots = tuple(self._tree.bare_roots)
-        return View(_BASES[self._root], _without_repeats(mounts), guards, bare_roots, self._policy.network)
+        return View(
+            _BASES[self._root],
+            _without_repeats(mounts),
+            guards,
+            frozenset(filter(_is_marked_and_empty, map(os.path.dirname, guards))),
+            bare_roots,
+            self._policy.network,
+        )
 
     @property
     def _root(self) -> Access:
@@ -244,10 +254,22 @@ class _ViewBuilder:
         missing = place.missing or place.path
         parent = os.path.dirname(missing)
         # A folder made in the mount point of another sandbox would keep that from being removed: share it.
-        while is_mount_point(parent) and may_be_mount_point(parent):
+        while self._may_be_shared(parent):
             missing, parent = parent, os.path.dirname(parent)
         if self._tree.at(parent) is Access.WRITE and writable_inside(parent):
             self._tree.guard(missing)
+
+    def _may_be_shared(self, folder: str) -> bool:
+        """Whether a folder may be the mount point of another sandbox, and be guarded instead of a path in it.
+
+        Commands can set the mark, too: not on a folder that the policy makes writable, nor one where no
+        sandbox makes mount points, as nothing would be guarded then.
+        """
+        return (
+            not self._tree.has_rule(folder)
+            and _is_marked_and_empty(folder)
+            and writable_inside(os.path.dirname(folder))
+        )
 
     def _replaceable_here(self, link: str) -> bool:
         return _is_replaceable(link, self._tree)
@@ -415,6 +437,10 @@ def _is_pipe(entry: os.DirEntry[str]) -> bool:
         return stat.S_ISFIFO(entry.stat(follow_symlinks=False).st_mode)
     except OSError:
         return False
+
+
+def _is_marked_and_empty(folder: str) -> bool:
+    return is_mount_point(folder) and may_be_mount_point(folder)
 
 
 def _is_replaceable(link: str, tree: Tree) -> bool:

@@ -315,7 +315,7 @@ def test_the_defaults_in_the_table_of_limits_are_those_of_the_settings() -> None
         ),
         (
             "reference/command-line.md",
-            r"`--session-ttl`, (\d+) s by default",
+            r"`--session-ttl` \((\d+) s by default",
             [f"{_SETTINGS}.session_ttl"],
         ),
         (

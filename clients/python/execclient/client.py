@@ -124,7 +124,8 @@ class Executor:
             CommandFailed: with `check`; the exception has the `result`.
             CommandNotRun: the sandbox failed before the command began.
             Unsupported: the server does not serve `size` or `grace`, or cannot end an `input`.
-            OutcomeUnknown, SessionLost, ExecutorClosed: the outcome is unknown. Old servers cause the first.
+            OutcomeUnknown, SessionLost, ExecutorClosed: the outcome is unknown. The first is caused by old
+                servers, and by a loss of the connection that outlasts the daemon's `--process-ttl`.
             TypeError, ValueError: an argument or a variable is not text, or not UTF-8, or the workspace of a
                 sandbox is `/`; nothing was started.
         """

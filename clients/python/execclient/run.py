@@ -103,7 +103,7 @@ class Starter:
             # Before the start: a server may send events of a process before the response.
             session.add(inbox)
         try:
-            result, repeated = await self._call(params, repeatable=repeatable)
+            result, repeated = await self._call(params, repeatable=repeatable, new_id=options.new_id)
         except BaseException as error:
             session.inboxes.forget(inbox)
             # The process may run all the same. But the id may also be that of an earlier process.
@@ -129,16 +129,24 @@ class Starter:
             deadlines=deadlines,
         )
 
-    async def _call(self, params: Mapping[str, Json], *, repeatable: bool) -> tuple[Json, bool]:
+    async def _call(self, params: Mapping[str, Json], *, repeatable: bool, new_id: bool) -> tuple[Json, bool]:
         """The response to a start, and whether it was sent more than once (`docs/protocol.md`, H45)."""
         repeated = False
         while True:
             try:
                 return await self.session.call("process/start", params), repeated
             except OutcomeUnknown:
-                if not repeatable:
+                # A process that has ended is forgotten in time (`docs/protocol.md`, P35). Then its id is
+                # free, and the command would run twice.
+                if not repeatable or (new_id and await self._is_forgotten(params["processId"])):
                     raise
             params, repeated = {**params, "ifExists": "attach"}, True
+
+    async def _is_forgotten(self, process_id: str) -> bool:
+        if "process/listForgotten" not in self.session.capabilities:
+            return False
+        result = await self.session.call("process/listForgotten", {"processId": process_id})
+        return bool(result["processes"])
 
     def absolute_cwd(self, options: StartOptions) -> str:
         """The working directory of the process."""

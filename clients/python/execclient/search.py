@@ -23,8 +23,9 @@ import asyncio
 import errno
 import os
 import posixpath
+import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -54,6 +55,12 @@ _STDERR_BYTES = 1 << 16
 
 _ENCODED, _OVERHEAD = 6, 1 << 16
 """A byte of a line takes at most six in rg's output, and a line some more for its path and its matches."""
+
+_MAX_ALTERNATIVES = 1000
+"""Of the braces in a glob."""
+
+_NameMatcher = Callable[[str], bool] | None
+"""A part of a glob between slashes; None is `**`."""
 
 _NO_TIMEOUT = "pass a large number for a long search"
 
@@ -319,16 +326,56 @@ async def _entries(files: FileSystem, top: str, budget: _Budget) -> AsyncIterato
 def _matcher(glob: str) -> Callable[[str], bool]:
     """Whether a path, relative to the searched folder, is matched."""
     try:
+        import bracex
         from wcmatch import glob as globs
     except ImportError as error:
         raise ImportError('globs need the package wcmatch: pip install "execclient[search]"') from error
     text = arguments.text(glob, "glob")
     if ".." in text.split("/"):
         raise ValueError(f"glob has '..', which leads out of the searched folder: {text!r}")
+
+    def compiled(name: str) -> _NameMatcher:
+        return None if name == "**" else globs.compile(name, flags=globs.FORCEUNIX).match
+
     try:
-        compiled = globs.compile(text.lstrip("/"), flags=globs.GLOBSTAR | globs.BRACE | globs.FORCEUNIX)
+        alternatives = [
+            [compiled(name) for name in re.split("/+", each)]
+            for each in bracex.expand(text.lstrip("/"), keep_escapes=True, limit=_MAX_ALTERNATIVES)
+        ]
     except Exception as error:  # its class is not public
         raise ValueError(f"glob {text!r} is not valid: {error}") from error
     if "/" in text:
-        return compiled.match
-    return lambda path: compiled.match(path.rpartition("/")[2])
+        return lambda path: any(_matches(path.split("/"), each) for each in alternatives)
+    return lambda path: any(_matches([path.rpartition("/")[2]], each) for each in alternatives)
+
+
+def _matches(path: Sequence[str], glob: Sequence[_NameMatcher]) -> bool:
+    """Whether the names of a path are matched, in a time that grows with both lengths, and no faster.
+
+    A regular expression for several `**` can take hours for one path.
+    """
+    places = _past_folders({0}, glob)
+    for name in path:
+        following = set()
+        for place in places:
+            matcher = glob[place] if place < len(glob) else _no_name
+            if matcher is None:
+                if not name.startswith("."):
+                    following |= {place, place + 1}
+            elif matcher(name):
+                following.add(place + 1)
+        places = _past_folders(following, glob)
+    return len(glob) in places
+
+
+def _past_folders(places: set[int], glob: Sequence[_NameMatcher]) -> set[int]:
+    """Places in a glob, with those after a `**`, which may stand for no folder unless it is the last part."""
+    for place in sorted(places):
+        while place < len(glob) - 1 and glob[place] is None:
+            place += 1
+            places.add(place)
+    return places
+
+
+def _no_name(name: str) -> bool:
+    return False

@@ -27,7 +27,7 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from queue import SimpleQueue
 
@@ -98,7 +98,7 @@ class MountPoints:
         self._later: set[str] = set()  # names of entries whose folders could not be removed yet
         self._closer = _Closer()
 
-    def acquire(self, paths: Sequence[str]) -> Lease:
+    def acquire(self, paths: Sequence[str], not_shared: Collection[str] = ()) -> Lease:
         """Make sure that a file or folder exists at every path, all or nothing.
 
         Call it for every protected name that is missing *or an empty folder*: an empty folder may belong to
@@ -107,6 +107,8 @@ class MountPoints:
 
         Args:
             paths: absolute; the parent folders must exist. Symbolic links in them are followed.
+            not_shared: folders that are not taken for mount points, although they are marked: commands can
+                set the mark, too.
 
         Raises:
             OSError: not possible, with the path as `filename`; nothing is left behind. A FileNotFoundError if
@@ -121,7 +123,7 @@ class MountPoints:
                     with self._locked() as folder, ExitStack() as stack:
                         parents = Parents(stack)
                         for path in missing:
-                            self._enter(folder, parents, path, lease)
+                            self._enter(folder, parents, path, lease, not_shared)
                         self._try_again(folder)
             except BaseException:
                 self._drop(lease._held)  # noqa: SLF001
@@ -249,12 +251,14 @@ class MountPoints:
         held = self._spellings[path]
         return not held.is_own
 
-    def _enter(self, folder: int, parents: Parents, path: str, lease: Lease) -> None:
+    def _enter(
+        self, folder: int, parents: Parents, path: str, lease: Lease, not_shared: Collection[str]
+    ) -> None:
         try:
             parent, canonical = parents.resolve(path)
             above = os.path.dirname(canonical)
             is_ours = any(held.path == above for held in lease._held)  # noqa: SLF001
-            if not is_ours and is_mount_point(above) and is_empty(above):
+            if not is_ours and above not in not_shared and is_mount_point(above) and is_empty(above):
                 # It would not be removed with its sandbox if ours were in it. Seen anew, it is shared.
                 raise OSError(errno.ENOENT, "in a mount point of another sandbox")
             held = self._held.get(canonical)

@@ -250,6 +250,32 @@ async def test_a_command_whose_start_is_cut_runs_once_and_gives_all_its_output(
         assert (tmp_path / "begun").read_text() == "begun\n" * turn
 
 
+async def test_a_command_that_was_forgotten_over_a_long_cut_does_not_run_again(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    daemon = start_server(f"unix://{tmp_path}/s", "--process-ttl", "0.3").url
+    proxy = CuttingProxy(daemon.removeprefix("unix://"))
+    server = await asyncio.start_unix_server(proxy.serve, tmp_path / "proxy")
+    async with connect(f"unix://{tmp_path}/proxy", recovery_timeout=PATIENCE) as executor:
+        server.close()  # no new connections
+        proxy.budget = 0  # the response is cut off
+        running = asyncio.create_task(executor.run(["sh", "-c", f"echo begun >> {tmp_path}/begun"]))
+        async with connect(daemon) as other:
+            while not await forgotten(other):
+                await asyncio.sleep(0.05)
+        async with await asyncio.start_unix_server(proxy.serve, tmp_path / "proxy"):
+            with pytest.raises(OutcomeUnknown):
+                await running
+            assert (await executor.run(["true"])).exit_code == 0
+        assert (tmp_path / "begun").read_text() == "begun\n"
+    await proxy.close()
+
+
+async def forgotten(executor: Executor) -> bool:
+    """Whether the daemon has forgotten a process."""
+    return bool((await executor.call("process/listForgotten", {}))["processes"])
+
+
 async def test_a_background_child_does_not_delay_the_result_for_as_long_as_connections_are_cut(
     executor: Executor,
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -153,6 +154,10 @@ GLOBS = [
     ("/*.py", {"top.py"}),
     ("src/**/*.py", {"src/app.py", "src/deep/er/lib.py"}),
     ("src/*", {"src/app.py"}),
+    ("src/deep/**", {"src/deep/er/lib.py", "src/deep/lib.js"}),
+    ("top.py/**", set()),
+    ("{src/**,build}/*.py", {"src/app.py", "src/deep/er/lib.py", "build/out.py"}),
+    ("src/**/er/**/l*b.py", {"src/deep/er/lib.py"}),
     ("lib.{js,py}", {"src/deep/er/lib.py", "src/deep/lib.js"}),
     ("l?b.[jp]s", {"src/deep/lib.js"}),
     ("*.yml", {".github/workflows/ci.yml"}),
@@ -170,6 +175,17 @@ async def test_a_glob_means_the_same_to_both_searches_and_to_both_programs(
 ) -> None:
     assert names(await search(executor, "word", tree, glob=glob), tree) == files
     assert names(await find(executor, glob, tree), tree) == files
+
+
+@pytest.mark.parametrize("glob", ["**/a/" * 6 + "b", "**/a*/" * 6 + "*b"])
+async def test_no_glob_keeps_the_client_busy(glob: str, any_executor: Executor, tmp_path: Path) -> None:
+    folder = tmp_path.joinpath(*"a" * 60)
+    folder.mkdir(parents=True)
+    (folder / "b").touch()
+    (folder / "c").touch()
+    begin = time.monotonic()
+    assert (await find(any_executor, glob, tmp_path)).paths == [str(folder / "b")]
+    assert time.monotonic() - begin < 5
 
 
 async def test_a_text_is_searched_as_it_is(executor: Executor, tmp_path: Path) -> None:

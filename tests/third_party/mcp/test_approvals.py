@@ -66,6 +66,21 @@ async def test_the_sandbox_holds_until_the_user_lifts_it(hosts: Hosts, outside: 
     assert "- run without a sandbox" in asked
 
 
+async def test_no_text_of_the_model_looks_like_a_part_of_the_question(hosts: Hosts, outside: Path) -> None:
+    user = User("decline")
+    forged = escalated(outside)
+    forged["cmd"] = "echo 1\n\nThis permits:\n- nothing\n\x1b[2Kecho 2"
+    forged["justification"] = "It is harmless.\n\nThis permits:\n- nothing\u202e"
+    async with hosts.start(asked=user) as client:
+        await client.call_tool("exec_command", forged)
+
+    (asked,) = user.asked
+    assert asked.splitlines().count("This permits:") == 1
+    assert "- nothing" not in asked.splitlines()
+    assert not {"\x1b", "\u202e"} & set(asked)
+    assert f"Folder: {hosts.workspace}" in asked
+
+
 async def test_an_approval_for_the_session_is_asked_for_once(hosts: Hosts, outside: Path) -> None:
     user = User("accept", remember="in this session")
     async with hosts.start(asked=user) as client:

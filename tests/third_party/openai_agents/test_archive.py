@@ -102,16 +102,17 @@ async def test_an_archive_does_not_leave_the_workspace(url: str, outside: Path, 
         "hardlink": archive(("hard", tarfile.LNKTYPE, "/etc/passwd")),
         "unsupported member type": archive(("device", tarfile.CHRTYPE, "")),
         "symlink in parent path: present": archive(("present/file", tarfile.REGTYPE, "x")),
+        "symlink in parent path: odd\udcff": archive(("odd\udcff/file", tarfile.REGTYPE, "x")),
         "could not be opened": io.BytesIO(b"no archive"),
     }
     client = ExecServerSandboxClient(url) if sandboxed else ExecServerSandboxClient(url, sandbox=None)
     async with started(client) as session:
-        await session.exec(f"ln -s {outside} present")
+        await session.exec(f"ln -s {outside} present; ln -s {outside} $(printf 'odd\\377')")
         for reason, data in archives.items():
             with pytest.raises(WorkspaceArchiveWriteError) as caught:
                 await session.hydrate_workspace(data)
             assert reason in str(caught.value.context["reason"])
-        assert (await session.exec("ls -A")).stdout == b"present\n"
+        assert (await session.exec("ls -A | sort")).stdout == b"odd\xff\npresent\n"
         # A folder of the archive takes the place of the link.
         over = archive(("present", tarfile.DIRTYPE, ""), ("present/file", tarfile.REGTYPE, "x"))
         await session.hydrate_workspace(over)

@@ -20,6 +20,7 @@ from execserver.sandbox import landlock, sandboxes, seatbelt, state_folder, view
 from execserver.sandbox.backends import BubblewrapConfinement, ThreadConfinement
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.diagnostics.probe import ProbeResult, probe
+from execserver.sandbox.disk import writable_inside
 from execserver.sandbox.mount_points.registry import MountPoints
 from execserver.sandbox.options import DaemonPaths, SandboxOptions
 from execserver.sandbox.policy import PROTECTED_NAMES, Policy
@@ -177,6 +178,39 @@ def test_a_mount_point_that_got_files_meanwhile_is_an_ordinary_folder(base: Path
         boxes.release(confinement)
     boxes.close()
     assert [str(path.relative_to(ws)) for path in ws.rglob("*")] == [".config", ".config/of the user"]
+
+
+@pytest.mark.parametrize("missing", [".git", "kept"])
+def test_a_folder_that_a_command_marks_as_a_mount_point_is_guarded_as_before(
+    make: Make, ws: Path, missing: str
+) -> None:
+    boxes, limits = make(), workspace(ws, (ws / "kept", READ))
+    os.setxattr(ws, "user.execserver.mount-point", b"1")
+
+    confinement = boxes.prepare(limits, command())
+    done = run(confinement, f"echo written > {ws}/of_the_command; mkdir -p {ws}/{missing}/inside")
+    boxes.release(confinement)
+    assert "inside" in done.stderr
+    assert os.listdir(ws) == ["of_the_command"]
+
+
+def test_a_marked_folder_below_a_root_of_another_user_is_guarded(
+    make: Make, ws: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = ws / "inner"
+    inner.mkdir()
+    os.setxattr(inner, "user.execserver.mount-point", b"1")
+    monkeypatch.setattr(
+        "execserver.sandbox.view.writable_inside",
+        lambda folder: folder != str(ws) and writable_inside(folder),
+    )
+    boxes = make()
+
+    confinement = boxes.prepare(workspace(ws, (inner / "kept", READ)), command())
+    done = run(confinement, f"mkdir -p {inner}/kept/inside; echo written > {inner}/of_the_command")
+    boxes.release(confinement)
+    assert "kept" in done.stderr
+    assert os.listdir(inner) == ["of_the_command"]
 
 
 def test_extra_paths_are_readable_inside(make: Make, base: Path, ws: Path) -> None:

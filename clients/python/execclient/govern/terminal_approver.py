@@ -123,31 +123,13 @@ def _escaped(char: str) -> str:
     return char.encode("unicode_escape").decode()
 
 
-# -- the question
+def quoted(mark: str, text: str) -> list[str]:
+    """The lines of a text with a bar in front of each, so that none looks like a line of the question.
 
-
-def _question(request: ApprovalRequest) -> list[str]:
-    lines = ["", visible(request.prompt or _HEADLINES[request.kind])]
-    if request.retry:
-        lines.append("The sandbox denied something to its first run. It would run a second time.")
-    lines += _indented("$ ", request.command)
-    if len(request.command) > LONG_CHARACTERS or request.command.count("\n") > LONG_LINES:
-        written = request.command.count("\n") + 1
-        lines.append(f"  length:  {len(request.command)} characters in {written} lines; read them all")
-    lines += [f"  file:    {visible(path)}" for path in request.paths]
-    lines.append(f"  folder:  {visible(request.cwd)}")
-    if request.reason:
-        lines.append(f"  reason:  {visible(request.reason)}")
-    lines += [f"  permits: {visible(sentence)}" for sentence in request.permits]
-    lines += _indented("", request.diff or "")
-    return lines
-
-
-_HEADLINES = {"command": "The model asks to run a command.", "patch": "The model asks to change files."}
-
-
-def _indented(mark: str, text: str) -> list[str]:
-    """The lines of a text with a bar in front of each, so that none looks like a line of the question."""
+    Args:
+        mark: goes before the first line.
+        text: from the model.
+    """
     lines = text.removesuffix("\n").split("\n") if text else []
     shown: list[str] = []
     for is_empty, run in itertools.groupby(lines, lambda line: not line.strip()):
@@ -160,6 +142,36 @@ def _indented(mark: str, text: str) -> list[str]:
             for index, line in enumerate(several)
         ]
     return shown
+
+
+def length_note(command: str) -> str:
+    """How long a command is whose beginning may be out of sight; empty for a shorter one."""
+    written = command.count("\n") + 1
+    if len(command) <= LONG_CHARACTERS and written <= LONG_LINES + 1:
+        return ""
+    return f"{len(command)} characters in {written} lines; read them all"
+
+
+# -- the question
+
+
+def _question(request: ApprovalRequest) -> list[str]:
+    lines = ["", visible(request.prompt or _HEADLINES[request.kind])]
+    if request.retry:
+        lines.append("The sandbox denied something to its first run. It would run a second time.")
+    lines += quoted("$ ", request.command)
+    if length := length_note(request.command):
+        lines.append(f"  length:  {length}")
+    lines += [f"  file:    {visible(path)}" for path in request.paths]
+    lines.append(f"  folder:  {visible(request.cwd)}")
+    if request.reason:
+        lines.append(f"  reason:  {visible(request.reason)}")
+    lines += [f"  permits: {visible(sentence)}" for sentence in request.permits]
+    lines += quoted("", request.diff or "")
+    return lines
+
+
+_HEADLINES = {"command": "The model asks to run a command.", "patch": "The model asks to change files."}
 
 
 def _choices(request: ApprovalRequest) -> str:

@@ -37,6 +37,7 @@ from execprotocol.path_uri import parse_path_uri
 IDEMPOTENT = frozenset(
     {
         "process/list",
+        "process/listForgotten",
         "process/read",
         "process/write",  # the daemon remembers the write id
         "process/closeStdin",

@@ -24,6 +24,7 @@ from execclient.govern.approvals import (
     ApprovalRequest,
     Review,
 )
+from execclient.govern.terminal_approver import length_note, quoted, visible
 
 ANSWER_SECONDS = 600.0
 """How long a question waits for its answer. The call is then refused."""
@@ -94,18 +95,21 @@ def can_ask(session: ServerSession) -> bool:
 
 
 def question(request: ApprovalRequest) -> ElicitRequestFormParams:
-    """The form for a request."""
-    lines = [
-        request.prompt or "The model asks to change files.",
-        "",
-        request.command or "\n".join(request.paths),
-    ]
+    """The form for a request.
+
+    No text of the model looks like a line of the form, and its invisible characters are escaped.
+    """
+    lines = [visible(request.prompt or "The model asks to change files."), "", *quoted("", request.command)]
+    if length := length_note(request.command):
+        lines.append(f"Length: {length}")
+    lines += [f"File: {visible(path)}" for path in request.paths]
+    lines.append(f"Folder: {visible(request.cwd)}")
     if request.reason:
-        lines += ["", f"Reason: {request.reason}"]
+        lines.append(f"Reason: {visible(request.reason)}")
     if request.permits:
-        lines += ["", "This permits:", *(f"- {each}" for each in request.permits)]
+        lines += ["", "This permits:", *(f"- {visible(each)}" for each in request.permits)]
     if request.diff:
-        lines += ["", request.diff]
+        lines += ["", *quoted("", request.diff)]
     schema = {
         "type": "object",
         "properties": {

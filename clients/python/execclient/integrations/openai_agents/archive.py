@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import posixpath
 import shutil
 import tarfile
@@ -97,7 +98,7 @@ async def unpack(executor: Executor, access: Access, archive: IO[bytes]) -> None
         links = await executor.run(
             ["find", root, "-type", "l", "-printf", "%P\\0"], sandbox=access.only(root), check=True
         )
-        through = await asyncio.to_thread(_through_link, archive, set(links.text.split("\0")))
+        through = await asyncio.to_thread(_through_link, archive, set(os.fsdecode(links.stdout).split("\0")))
         if through is not None:
             reason = {"reason": f"symlink in parent path: {through[1]}", "member": through[0]}
             raise WorkspaceArchiveWriteError(path=Path(root), context=reason)
