@@ -1,11 +1,11 @@
 """The terminals and files of an ACP client, at an execserver daemon.
 
-class Editor(ExecServerClient, acp.Client):
-async def session_update(self, session_id, update, **kwargs): ...
-async def request_permission(self, session_id, tool_call, options, **kwargs): ...
+    class Editor(ExecServerClient, acp.Client):
+        async def session_update(self, session_id, update, **kwargs): ...
+        async def request_permission(self, session_id, tool_call, options, **kwargs): ...
 
-async with connect() as executor:
-client = Editor(executor, workspace="/srv/app")
+    async with connect() as executor:
+        client = Editor(executor, workspace="/srv/app")
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """The methods of a backend, under the names of deepagents. Fields are those of `ExecserverSandbox`."""
+    """The methods of a backend, under the names of deepagents. Fields are those of `ExecServerSandbox`."""
 
     executor: Executor
     files: FileSystem
