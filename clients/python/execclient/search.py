@@ -112,9 +112,8 @@ async def search(
 ) -> Matches:
     """Search files for lines with a text. Runs ripgrep (`rg`) at the executor, else GNU grep.
 
-    Hidden and ignored files are searched, too. Files with a NUL byte are skipped; grep notices one only when
-    it gets there, and may report lines before it. Lines end with a newline, without a carriage return before
-    it. Bytes are compared: `ignore_case` applies to ASCII letters, and `.` is one byte.
+    Hidden and ignored files are searched, too. Files with a NUL byte are not, but grep may report lines that
+    precede it. Lines end with LF or CR LF. `ignore_case` applies to ASCII letters, and `.` is one byte.
 
     Regular expressions are those of the program: of Rust (rg), or extended ones of POSIX (grep -E). Both have
     `.`, `[…]` with `[[:alpha:]]`, `*`, `+`, `?`, `{m,n}`, `(…)`, `|`, `^`, `$`, `\\b`, `\\w`, `\\s`. Only

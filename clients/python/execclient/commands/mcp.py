@@ -126,7 +126,7 @@ def _mcp(options: Namespace) -> int:
         options.parser.error(str(error))
     guard = _guard(options)
     try:
-        from execclient.integrations.mcp.stdio import serve_stdio
+        from execclient.integrations.mcp.server import serve_stdio
         from execclient.integrations.mcp.workspace import CannotServe, Options
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:
