@@ -18,6 +18,21 @@ async def test_bytes_and_text_go_in_and_come_out(executor: Executor, tmp_path: P
     assert await executor.fs.read_text("relative ü#%.txt") == "grün\r\n"
 
 
+async def test_missing_folders_above_a_file_are_created_if_asked_for(
+    executor: Executor, tmp_path: Path
+) -> None:
+    with pytest.raises(NotFound):
+        await executor.fs.write_text("one/two/file", "text")
+    assert not (tmp_path / "one").exists()
+
+    await executor.fs.write_text("one/two/file", "text", parents=True)
+    await executor.fs.write_bytes(tmp_path / "three/file", b"data", parents=True)
+    await executor.fs.write_bytes("file", b"data", parents=True)
+
+    assert (tmp_path / "one/two/file").read_text() == "text"
+    assert (tmp_path / "three/file").read_bytes() == (tmp_path / "file").read_bytes() == b"data"
+
+
 @pytest.mark.parametrize("size", [0, 32 << 20, (32 << 20) + 1, 70_000_000])
 async def test_large_files_go_in_and_come_out(executor: Executor, tmp_path: Path, size: int) -> None:
     data = os.urandom(1_000_003) * (size // 1_000_003 + 1)

@@ -6,6 +6,8 @@
 
     async with connect() as executor:
         client = Editor(executor, workspace="/srv/app")
+
+Needs the extra: `pip install "execclient[acp]"`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,6 @@ from acp.schema import (
 from execclient import (
     ExecServerError,
     Executor,
-    NotFound,
     OutputGap,
     Process,
     Refused,
@@ -188,19 +189,9 @@ class ExecServerClient:
         self, session_id: str, path: str, content: str, **kwargs: Any
     ) -> WriteTextFileResponse:
         """Write a file in place, as UTF-8; missing folders above it are created."""
-        files = self._files
-
-        async def write() -> None:
-            try:
-                await files.write_text(path, content)
-            except NotFound:
-                await files.mkdir(posixpath.dirname(path), parents=True)
-                await files.write_text(path, content)
-
         _absolute(path, "path")
         try:
-            # Often: a file of some size takes longer than some connections last.
-            await repeated(partial(repeated, write))
+            await repeated(partial(self._files.write_text, path, content, parents=True))
         except (OSError, ValueError, ExecServerError) as error:
             raise _request_error(error) from error
         return WriteTextFileResponse()

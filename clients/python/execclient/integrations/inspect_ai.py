@@ -10,12 +10,13 @@ import errno
 import os
 import posixpath
 import shlex
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from logging import getLogger
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, overload
+from typing import Any, ClassVar, Literal, overload
 
 import anyio
 from inspect_ai.util import (
@@ -29,7 +30,7 @@ from inspect_ai.util import (
     SandboxUserUnsupportedError,
     sandboxenv,
 )
-from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
+from pydantic import BaseModel, Field
 
 from execclient.client import Executor, connect
 from execclient.environment_policy import Inherit
@@ -38,12 +39,13 @@ from execclient.errors import (
     ExecServerError,
     ExecutorClosed,
     NotFound,
-    OutcomeUnknown,
     Refused,
     SessionAttached,
     SessionLost,
 )
-from execclient.govern.sandbox import ReadOnly, SandboxPolicy, WorkspaceWrite, sandbox_policy
+from execclient.file_session import repeated
+from execclient.govern.sandbox import ReadOnly, WorkspaceWrite
+from execclient.integrations.settings import SandboxSetting
 from execclient.process import Process
 from execprotocol.path_uri import parse_path_uri
 
@@ -76,11 +78,7 @@ class ExecServerSandboxConfig(BaseModel, frozen=True, extra="forbid"):
     """The daemon; by default `EXECSERVER_URL`, else the daemon's default socket."""
     token_file: str | None = None
     """A file with the bearer token; by default as for `execclient.connect`."""
-    sandbox: Annotated[
-        SandboxPolicy | None,
-        PlainValidator(lambda value: None if value is None else sandbox_policy(value)),
-        PlainSerializer(lambda policy: None if policy is None else policy.to_json()),
-    ] = WorkspaceWrite()
+    sandbox: SandboxSetting = WorkspaceWrite()
     """Limits commands and file access; None for no limits. The workspace is the working directory."""
     inherit: Inherit = "core"
     """The variables of the daemon that commands inherit: all, the core (HOME, PATH, …) or none."""
@@ -343,8 +341,7 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
         data = contents.encode() if isinstance(contents, str) else contents
         whole = len(data) <= ONE_WRITE_BYTES
         with _permission_errors(path):
-            await _repeated(lambda: self._files.mkdir(posixpath.dirname(path), parents=True))
-            await _repeated(lambda: self._files.write_bytes(path, data if whole else b""))
+            await repeated(partial(self._files.write_bytes, path, data if whole else b"", parents=True))
         if not whole:
             argv = ["sh", "-c", 'exec cat > "$1"', "sh", path]
             await self.executor.run(argv, input=data, sandbox=self._sandbox, check=True)
@@ -417,16 +414,6 @@ async def _clean_up(executor: Executor, config: ExecServerSandboxConfig, name: s
         await session.close()
     await _shell(executor, REMOVE, place)
     _show(f"{name} is removed.")
-
-
-async def _repeated(call: Callable[[], Awaitable[object]]) -> None:
-    """Make a call whose second time changes nothing, again if the connection is lost meanwhile."""
-    while True:
-        try:
-            await call()
-        except OutcomeUnknown:
-            continue
-        return
 
 
 @contextmanager

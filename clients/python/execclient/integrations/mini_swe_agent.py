@@ -1,8 +1,10 @@
-"""An environment of mini-swe-agent. Needs the extra: `pip install "execclient[mini_swe_agent]"`.
+"""An environment of mini-swe-agent at an execserver daemon.
 
     environment:
       environment_class: execclient.integrations.mini_swe_agent.ExecServerEnvironment
       cwd: /home/me/project
+
+Needs the extra: `pip install "execclient[mini_swe_agent]"`.
 """
 
 from __future__ import annotations

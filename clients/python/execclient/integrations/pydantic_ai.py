@@ -299,8 +299,7 @@ class ExecServerWorkspaceBackend(
                 opened = await repeated(partial(self._open, executor))
                 if is_command:
                     return await work(opened)
-                # Often: a large file is one request, which takes longer than some connections last.
-                return await repeated(partial(repeated, partial(work, opened)))
+                return await repeated(partial(work, opened))
 
         try:
             return await _in_a_task(working())
@@ -352,11 +351,7 @@ async def _read(path: str, opened: _Opened) -> bytes:
 
 async def _write(path: str, data: bytes, opened: _Opened) -> None:
     try:
-        try:
-            await opened.files.write_bytes(path, data)
-        except NotFound:
-            await opened.files.mkdir(posixpath.dirname(path), parents=True)
-            await opened.files.write_bytes(path, data)
+        await opened.files.write_bytes(path, data, parents=True)
     except Refused:
         raise await _not_a_file(path, opened) from None
 

@@ -8,6 +8,7 @@ import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
 
 from agents.sandbox import Manifest
@@ -37,10 +38,10 @@ from execclient.errors import (
     CallFailed,
     ExecServerError,
     NotFound,
-    OutcomeUnknown,
     StartDenied,
     StartMissing,
 )
+from execclient.file_session import repeated
 from execclient.filesystem import FileSystem
 from execclient.integrations.openai_agents.access import Access, Context
 from execclient.integrations.openai_agents.archive import pack, received, unpack
@@ -92,7 +93,7 @@ class ExecServerSandboxSession(BaseSandboxSession):
 
     async def _connected(self) -> Link:
         if self._link is None:
-            with self._starting():
+            with _starting(self._access.root):
                 self._link = await self._links.open(self.state)
         return self._link
 
@@ -133,7 +134,7 @@ class ExecServerSandboxSession(BaseSandboxSession):
 
     async def _prepare_backend_workspace(self) -> None:
         root, executor = self._access.root, await self._executor()
-        with self._starting():
+        with _starting(self._access.root):
             if await executor.fs.is_dir(root):
                 return
             above = posixpath.dirname(root)
@@ -203,7 +204,7 @@ class ExecServerSandboxSession(BaseSandboxSession):
                 sandbox=self._sandbox,
             )
         except (StartMissing, StartDenied) as error:
-            code, text = self._unstartable(error)
+            code, text = _unstartable(error, self._access.root)
             return ExecResult(stdout=b"", stderr=text, exit_code=code)
         except ExecServerError as error:
             raise failed(argv, error) from error
@@ -253,7 +254,7 @@ class ExecServerSandboxSession(BaseSandboxSession):
                 max_output_tokens=max_output_tokens,
             )
         except (StartMissing, StartDenied) as error:
-            code, text = self._unstartable(error)
+            code, text = _unstartable(error, self._access.root)
             return PtyExecUpdate(process_id=None, output=text, exit_code=code, original_token_count=None)
         except BaseException as error:
             await terminals.end(number)
@@ -288,13 +289,13 @@ class ExecServerSandboxSession(BaseSandboxSession):
         """The content of a file of the workspace; with `user`, if that user may read it."""
         if user is not None:
             await self._check_read_with_exec(path, user=user)
-        with self._reading(path):
+        with _reading(path):
             target = await self._validate_path_access(path)
             return io.BytesIO(await (await self._files()).read_bytes(target))
 
     async def _read_bounded(self, path: Path, *, max_bytes: int) -> bytes:
         target, files = await self._validate_path_access(path), await self._files()
-        with self._reading(path):
+        with _reading(path):
             if (await files.stat(target)).size <= max_bytes:
                 return (await files.read_bytes(target))[:max_bytes]
         head = await self._exec_checked_nonzero("head", "-c", str(max_bytes), "--", target)
@@ -322,11 +323,7 @@ class ExecServerSandboxSession(BaseSandboxSession):
             ) from error
 
     async def _write_bytes(self, path: Path, content: bytes) -> None:
-        files = await self._files()
-        while True:
-            # Written twice is the same as written once, and later.
-            with suppress(OutcomeUnknown):
-                return await files.write_bytes(path, content)
+        await repeated(partial((await self._files()).write_bytes, path, content))
 
     async def _make_folder(self, path: Path, user: str | User | None) -> None:
         try:
@@ -415,32 +412,6 @@ class ExecServerSandboxSession(BaseSandboxSession):
     async def _variables(self) -> dict[str, str]:
         return {"HOME": self._access.root, **await self.state.manifest.environment.resolve()}
 
-    def _unstartable(self, error: StartMissing | StartDenied) -> tuple[int, bytes]:
-        """The exit code and the message of a shell for a command that cannot be started."""
-        if error.path == self._access.root:
-            raise WorkspaceRootNotFoundError(path=Path(self._access.root), cause=error) from error
-        return _NOT_FOUND if isinstance(error, StartMissing) else _NOT_EXECUTABLE, f"{error}\n".encode()
-
-    @contextmanager
-    def _starting(self) -> Iterator[None]:
-        try:
-            yield
-        except ExecServerError as error:
-            again = isinstance(error, ConnectionError | TimeoutError)
-            raise WorkspaceStartError(
-                path=Path(self._access.root), message=str(error), cause=error, retryable=again
-            ) from error
-
-    @contextmanager
-    def _reading(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except NotFound as error:
-            raise WorkspaceReadNotFoundError(path=path, cause=error) from error
-        except ExecServerError as error:
-            reason = {"reason": str(error)}
-            raise WorkspaceArchiveReadError(path=path, context=reason, cause=error) from error
-
 
 def supported(manifest: Manifest) -> None:
     """Check that a manifest has only what this client can do.
@@ -469,6 +440,35 @@ def _as_host() -> Iterator[None]:
         yield
     finally:
         _AS_HOST.reset(token)
+
+
+@contextmanager
+def _starting(root: str) -> Iterator[None]:
+    try:
+        yield
+    except ExecServerError as error:
+        again = isinstance(error, ConnectionError | TimeoutError)
+        raise WorkspaceStartError(
+            path=Path(root), message=str(error), cause=error, retryable=again
+        ) from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except NotFound as error:
+        raise WorkspaceReadNotFoundError(path=path, cause=error) from error
+    except ExecServerError as error:
+        reason = {"reason": str(error)}
+        raise WorkspaceArchiveReadError(path=path, context=reason, cause=error) from error
+
+
+def _unstartable(error: StartMissing | StartDenied, root: str) -> tuple[int, bytes]:
+    """The exit code and the message of a shell for a command that cannot be started."""
+    if error.path == root:
+        raise WorkspaceRootNotFoundError(path=Path(root), cause=error) from error
+    return _NOT_FOUND if isinstance(error, StartMissing) else _NOT_EXECUTABLE, f"{error}\n".encode()
 
 
 def _limit(seconds: float | None) -> float | None:

@@ -1,10 +1,12 @@
-"""A runtime and a deployment of SWE-ReX. Needs the extra: `pip install "execclient[swe_rex]"`.
+"""A runtime and a deployment of SWE-ReX at an execserver daemon.
 
     deployment = ExecServerDeployment(cwd="/home/me/project")
     await deployment.start()
     await deployment.runtime.create_session(CreateBashSessionRequest())
     print((await deployment.runtime.run_in_session(BashAction(command="make test"))).output)
     await deployment.stop()
+
+Needs the extra: `pip install "execclient[swe_rex]"`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import threading
 import uuid
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self
 
 from swerex.exceptions import (
@@ -223,15 +224,7 @@ class ExecServerRuntime(AbstractRuntime):
         """Write a text file as UTF-8, and create missing folders."""
         daemon = await self._open()
         path, data = daemon.path(request.path), request.content.encode()
-
-        async def write() -> None:
-            try:
-                await daemon.files.write_bytes(path, data)
-            except FileNotFoundError:
-                await repeated(lambda: daemon.files.mkdir(os.path.dirname(path), parents=True))
-                await daemon.files.write_bytes(path, data)
-
-        await daemon.call(lambda _: repeated(write))
+        await daemon.call(lambda _: repeated(partial(daemon.files.write_bytes, path, data, parents=True)))
         return WriteFileResponse()
 
     async def upload(self, request: UploadRequest) -> UploadResponse:
