@@ -166,6 +166,11 @@ class Executor:
         return self._core.capabilities
 
     @property
+    def home(self) -> str | None:
+        """The home folder of the daemon's user; None if the daemon does not report it."""
+        return self._core.home
+
+    @property
     def session_id(self) -> str:
         """The daemon's name for the session."""
         return self._core.session_id

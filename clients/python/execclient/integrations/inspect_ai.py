@@ -47,7 +47,6 @@ from execclient.file_session import repeated
 from execclient.govern.sandbox import ReadOnly, WorkspaceWrite
 from execclient.integrations.settings import SandboxSetting
 from execclient.process import Process
-from execprotocol.path_uri import parse_path_uri
 
 FOLDER = ".cache/execserver/inspect"
 """Of the samples, in the home folder of the daemon's user: commands of all samples may write to `/tmp`."""
@@ -284,7 +283,7 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
                 )
         except FileNotFoundError as error:
             return ExecResult(False, NOT_FOUND, "", f"{error}\n")
-        stdout, stderr = _text(result.stdout), _text(result.stderr)
+        stdout, stderr = result.text, result.stderr_text
         if result.timed_out:
             raise CommandTimeoutError(f"Command timed out after {timeout} seconds", stdout + stderr)
         if result.stdout_truncated or result.stderr_truncated:
@@ -367,21 +366,16 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
         return posixpath.join(self.directory, path)
 
 
-def _text(output: bytes) -> str:
-    return output.decode(errors="replace")
-
-
 def _show(text: str) -> None:
     print(text)  # noqa: T201 - as other sandbox environments do
 
 
 def _home(executor: Executor) -> str:
-    home = executor.info.get("userHomeDir")
-    if home is None:
+    if executor.home is None:
         raise RuntimeError(
             f"the user of the daemon at {executor.url} has no home folder for working directories"
         )
-    return parse_path_uri(home)
+    return executor.home
 
 
 def _place(executor: Executor, session_id: str = "") -> str:
@@ -418,7 +412,7 @@ async def _clean_up(executor: Executor, config: ExecServerSandboxConfig, name: s
 
 @contextmanager
 def _unavailable() -> Iterator[None]:
-    """What keeps a command from being run, other than its program and its permissions."""
+    """Raise `SandboxUnavailableError` for a failure of the sandbox, and not of the command."""
     try:
         yield
     except PermissionError:

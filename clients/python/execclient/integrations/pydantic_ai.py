@@ -374,21 +374,18 @@ async def _not_a_file(path: str, opened: _Opened) -> OSError:
 def _command_result(result: RunResult, seconds: float | None) -> CommandResult:
     if result.timed_out:
         message = f"the command was killed after its time limit of {seconds:g} s"
-        raise api.WorkspaceTimeoutError(message, stdout=_text(result.stdout), stderr=_text(result.stderr))
+        raise api.WorkspaceTimeoutError(message, stdout=result.text, stderr=result.stderr_text)
     if result.aggregated_truncated:
         limit = MAX_OUTPUT_BYTES
         message = f"more than {limit >> 20} MiB of output: redirect it to a file, and read parts of that"
-        stdout, stderr = (_text(each[:_PREVIEW_BYTES]) for each in (result.stdout, result.stderr))
+        previews = (each[:_PREVIEW_BYTES] for each in (result.stdout, result.stderr))
+        stdout, stderr = (each.decode(errors="replace") for each in previews)
         raise api.WorkspaceOutputLimitError(message, limit=limit, stdout=stdout, stderr=stderr)
-    stderr = _text(result.stderr)
+    stderr = result.stderr_text
     if result.ended_with_sandbox:
         names = ", ".join(result.ended_with_sandbox["names"])
         stderr += f"\nexecserver: background processes ended with the sandbox of this command: {names}\n"
-    return CommandResult(exit_code=result.exit_code, stdout=_text(result.stdout), stderr=stderr)
-
-
-def _text(data: bytes) -> str:
-    return data.decode(errors="replace")
+    return CommandResult(exit_code=result.exit_code, stdout=result.text, stderr=stderr)
 
 
 async def _check(executor: Executor, root: str) -> None:

@@ -56,7 +56,7 @@ WHOLE_FILE_BYTES = 4 << 20
 """Of larger text files a page is read by the script of deepagents, which needs `python3` at the executor."""
 
 _FAILURES = (CallFailed, TransferFailed, ValueError)
-"""What a model can do something about. A lost session is an error of the program."""
+"""Failures that are reported to the model. A lost session is an error of the program."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ _AS_HOST: ContextVar[bool] = ContextVar("as_host", default=False)
 """Whether the host makes or restores the workspace, and no model or program acts."""
 
 _REPEATED_BYTES = 1 << 20
-"""What is written in one request, which is sent again after a lost connection. More is sent as input."""
+"""Content up to this size is written by one request, which is repeated; more is the input of a command."""
 
 _EXISTS = 17
 _CREATE = f'if [ -e "$1" ] || [ -L "$1" ]; then exit {_EXISTS}; fi; set -C; cat > "$1"'
@@ -104,10 +104,17 @@ class ExecServerSandboxSession(BaseSandboxSession):
         return (await self._connected()).terminals
 
     async def place(self, name: str) -> None:
-        """Choose a new folder for the workspace, to which no other session's sandbox may write."""
+        """Choose a new folder for the workspace, to which no other session's sandbox may write.
+
+        Raises:
+            WorkspaceStartError: the daemon is out of reach, or its user has no home folder.
+        """
         executor = await self._executor()
-        home = parse_path_uri(executor.info["userHomeDir"])
-        root = posixpath.join(home, ".cache", "execserver", "openai-agents", name, "workspace")
+        if executor.home is None:
+            await self._shutdown_backend()
+            reason = "the daemon's user has no home folder for a workspace: pass Manifest(root=…)"
+            raise WorkspaceStartError(path=Path(self._access.root), message=reason)
+        root = posixpath.join(executor.home, ".cache", "execserver", "openai-agents", name, "workspace")
         self.state.manifest = self.state.manifest.model_copy(update={"root": root})
         self.state.workspace_root_owned = True
 

@@ -58,7 +58,7 @@ class Daemon:
         """The same without an event loop."""
         try:
             self.cwd = os.path.join(self._core.cwd, config.cwd)
-            self.sandbox = None if config.sandbox is None else arguments.sandbox(config.sandbox, self.cwd)
+            self.sandbox = arguments.sandbox(config.sandbox, self.cwd)
         except BaseException:
             self.executor.close()
             raise
