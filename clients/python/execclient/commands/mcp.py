@@ -10,6 +10,7 @@ from execclient.commands.options import (
     WORKSPACE_WRITE,
     Command,
     add_daemon,
+    add_policy,
     add_sandbox,
     sandbox_of,
 )
@@ -34,25 +35,7 @@ def _add_mcp(parser: Parser) -> None:
     add_sandbox(parser, f"limits of commands and file tools (default: {WORKSPACE_WRITE})")
     parser.set_defaults(sandbox=WORKSPACE_WRITE)
     parser.add_argument("--network", action="store_true", help="with a sandbox: allow the network")
-    parser.add_argument(
-        "--approval",
-        default="on-request",
-        metavar="POLICY",
-        help="when to ask: a name, or a granular policy as JSON (default: on-request)",
-    )
-    parser.add_argument(
-        "--rules",
-        action="append",
-        type=Path,
-        metavar="FILE",
-        help="use this rule file instead of those of a home; may be repeated",
-    )
-    parser.add_argument(
-        "--home",
-        type=Path,
-        metavar="D",
-        help="use D/rules/*.rules (default: EXECSERVER_POLICY_HOME, else ~/.config/execserver)",
-    )
+    add_policy(parser)
     parser.add_argument(
         "--max-wait",
         type=values.duration,
