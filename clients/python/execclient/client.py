@@ -62,6 +62,10 @@ class Executor:
         uri = self.info.get("userHomeDir")
         return None if uri is None else parse_path_uri(uri)
 
+    def files(self, sandbox: Sandbox | None, *, workspace: AnyPath | None = None) -> FileSystem:
+        """The files within a sandbox, as `run` takes one: those of `fs.confined`; None for no limits."""
+        return self.fs if sandbox is None else self.fs.confined(sandbox, workspace=workspace)
+
     @property
     def session_id(self) -> str:
         """The daemon's name for the session."""

@@ -88,9 +88,7 @@ class ExecServerClient:
         """Its absolute path, for `new_session`."""
         # Fixed here: the working directory of a call is no workspace.
         self._sandbox = arguments.sandbox(sandbox, self.workspace, "workspace")
-        self._files = executor.fs
-        if sandbox is not None:
-            self._files = executor.fs.confined(sandbox, workspace=self.workspace)
+        self._files = executor.files(sandbox, workspace=self.workspace)
         self._terminals: dict[tuple[str, str], _Terminal] = {}
 
     async def create_terminal(

@@ -135,7 +135,7 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
         self._tools = posixpath.join(self._place, "tools")
         folders = [self.directory, self._tools]
         self._sandbox = None if policy is None else policy.context(self.directory, folders)
-        self._files = executor.fs if self._sandbox is None else executor.fs.confined(self._sandbox)
+        self._files = executor.files(self._sandbox)
         self._inherit = config.inherit
         self._users: list[str] = []
         self._server: Process | None = None

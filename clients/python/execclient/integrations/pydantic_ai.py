@@ -321,7 +321,7 @@ class ExecServerWorkspaceBackend(
         assert self._ref is not None
         root, sandbox = self._ref.id, self._settings.sandbox
         await _check(executor, root)
-        files = executor.fs if sandbox is None else executor.fs.confined(sandbox, workspace=root)
+        files = executor.files(sandbox, workspace=root)
         return _Opened(executor, files, root)
 
     async def _find(self, files: FileSystem) -> WorkspaceRef:

@@ -99,7 +99,7 @@ class ExecServerSandbox(BaseSandbox):
             root = posixpath.join(executor.cwd, root_dir or "")
             self._operations = Operations(
                 executor,
-                executor.fs if sandbox is None else executor.fs.confined(sandbox, workspace=root),
+                executor.files(sandbox, workspace=root),
                 sandbox,
                 root,
                 timeout,

@@ -137,7 +137,8 @@ class ExecServerFileSystem(Paths):
         self.auto_mkdir = auto_mkdir
         # They must not refer to this object, which would then never be collected.
         self._sessions = Sessions(
-            partial(connect, daemon_url, **(connect_options or {})), partial(_files, self.sandbox, workspace)
+            partial(connect, daemon_url, **(connect_options or {})),
+            partial(Executor.files, sandbox=self.sandbox, workspace=workspace),
         )
         if not self.asynchronous:
             weakref.finalize(self, _close_at_end, os.getpid(), self._loop, self._sessions)
@@ -462,10 +463,6 @@ def _policy(sandbox: Sandbox | str | None) -> Sandbox | None:
     if isinstance(sandbox, str) or (isinstance(sandbox, Mapping) and "type" in sandbox):
         return sandbox_policy(sandbox)
     return sandbox
-
-
-def _files(sandbox: Sandbox | None, workspace: str | None, executor: Executor) -> FileSystem:
-    return executor.fs if sandbox is None else executor.fs.confined(sandbox, workspace=workspace)
 
 
 def _info_of(path: str, found: Stat) -> Info:

@@ -413,8 +413,7 @@ class ExecServerSandboxSession(BaseSandboxSession):
         return self._access.host() if _AS_HOST.get() else self._access.commands()
 
     async def _files(self) -> FileSystem:
-        files, sandbox = (await self._executor()).fs, self._sandbox
-        return files if sandbox is None else files.confined(sandbox)
+        return (await self._executor()).files(self._sandbox)
 
     async def _variables(self) -> dict[str, str]:
         return {"HOME": self._access.root, **await self.state.manifest.environment.resolve()}

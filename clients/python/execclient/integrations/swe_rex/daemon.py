@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from execclient import Executor as CoreExecutor
-from execclient import FileSystem, arguments, connect
+from execclient import arguments, connect
 from execclient.govern.sandbox import WorkspaceWrite
 from execclient.integrations.settings import SandboxSetting
 from execclient.loop_thread import LoopThread
@@ -63,10 +63,8 @@ class Daemon:
             self.executor.close()
             raise
         self.env = config.env
-        self.files: FileSystem = self._core.fs
+        self.files = self._core.files(self.sandbox)
         """With the limits of the sandbox."""
-        if self.sandbox is not None:
-            self.files = self._core.fs.confined(self.sandbox)
 
     def path(self, path: str) -> str:
         """The absolute path."""
