@@ -112,9 +112,10 @@ def _mcp(options: Namespace) -> int:
         from execclient.integrations.mcp.server import serve_stdio
         from execclient.integrations.mcp.workspace import CannotServe, Options
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRA:
             raise
-        print_message(f"execserver mcp needs {error.name}: {INSTALL}")
+        print_message(f"execserver mcp needs {package.replace('_', '-')}: {INSTALL}")
         return FAILED
 
     async def serve() -> int:
