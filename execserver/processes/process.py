@@ -126,8 +126,7 @@ class ManagedProcess:
         on_closed: called once, when the process is closed.
         confinement: its sandbox.
         tag: the ownership tag of the child and its descendants; None without tags.
-        on_sandbox_left: called once for a process with a sandbox, when nothing is known to run in there any
-            more; the flag says that this is not known, and that the sandbox has to be searched.
+        on_sandbox_left: called once its sandbox is left; the flag says that the sandbox has to be searched.
     """
 
     # A dictionary for so many attributes would take more than 1 KB of each process.
@@ -255,8 +254,7 @@ class ManagedProcess:
             file = next(iter(slots.pop(INPUT, [])), None) if self.input.writer is not None else None
             self.input.restore(file, state.accepted_end, state.write_ids, state.others_write_ids)
         if spawned is None:
-            if not self.closed:
-                self.closed_seq = self.log.number_event("closed")
+            self.closed_seq = self.closed_seq or self.log.number_event("closed")
         elif not self.running:
             self._after_exit(by_signal=self.exit_code is not None and self.exit_code > _SIGNALLED)
             self.leader.close()
@@ -431,8 +429,7 @@ class ManagedProcess:
 
     def _after_exit(self, *, by_signal: bool | None) -> None:
         """Continue after the end of the leader. `by_signal` is None when the sandbox was left already."""
-        if by_signal is not None:
-            self._leave_sandbox(by_signal)
+        self._leave_sandbox(by_signal)
         if self.input is not None:
             self.input.close()
         reach("after-exited")
@@ -443,8 +440,8 @@ class ManagedProcess:
         if self.tty and not self.closed:
             asyncio.get_running_loop().call_later(TERMINAL_END_SECONDS, self.output.end_terminal)
 
-    def _leave_sandbox(self, by_signal: bool) -> None:
-        if self.sandbox is not None:
+    def _leave_sandbox(self, by_signal: bool | None) -> None:
+        if self.sandbox is not None and by_signal is not None:
             self.sandbox.leave(self, by_signal=by_signal, whole=self.leader.tree_ending)
 
     def _close_when_over(self) -> None:

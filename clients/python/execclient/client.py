@@ -57,6 +57,16 @@ class Executor:
         return self._session.capabilities
 
     @property
+    def home(self) -> str | None:
+        """The home folder of the daemon's user; None if the daemon does not report it."""
+        uri = self.info.get("userHomeDir")
+        return None if uri is None else parse_path_uri(uri)
+
+    def files(self, sandbox: Sandbox | None, *, workspace: AnyPath | None = None) -> FileSystem:
+        """The files within a sandbox, as `run` takes one: those of `fs.confined`; None for no limits."""
+        return self.fs if sandbox is None else self.fs.confined(sandbox, workspace=workspace)
+
+    @property
     def session_id(self) -> str:
         """The daemon's name for the session."""
         return self._session.id

@@ -6,15 +6,17 @@ only place that adds a sandbox to them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, TypeVar
 
 from execclient.connection.connection import Json
-from execclient.errors import OutcomeUnknown
+from execclient.errors import ExecServerError, OutcomeUnknown
 
 ATTEMPTS = 20
-"""Of a call that may be made twice, if connections are lost. Where each lasts for half a second, four are too
-few for a confined call on a loaded machine."""
+REPEAT_SECONDS = 60.0
+"""A call that may be made twice is made again, if connections are lost, until it has had so many attempts and
+so much time: a large request takes longer than some connections last."""
 
 T = TypeVar("T")
 
@@ -22,14 +24,24 @@ _WITHOUT_SANDBOX = frozenset({"fs/close"})
 """Methods that have no parameter `sandbox`."""
 
 
-async def repeated(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Make a call that may be made twice, again if the connection is lost."""
-    for _ in range(ATTEMPTS - 1):
+async def repeated(
+    attempt: Callable[[], Awaitable[T]], *, after: tuple[type[ExecServerError], ...] = (OutcomeUnknown,)
+) -> T:
+    """Make a call that may be made twice, again if the connection is lost, for a minute at least.
+
+    Args:
+        attempt: makes the call.
+        after: the errors after which the call is made again. The last one is raised.
+    """
+    clock = asyncio.get_running_loop().time
+    attempts, end = 0, clock() + REPEAT_SECONDS
+    while True:
+        attempts += 1
         try:
             return await attempt()
-        except OutcomeUnknown:
-            continue
-    return await attempt()
+        except after:
+            if attempts >= ATTEMPTS and clock() >= end:
+                raise
 
 
 class Calls(Protocol):

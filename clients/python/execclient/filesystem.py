@@ -79,12 +79,26 @@ class FileRequests:
         result = await self._call("fs/readFile", {"path": self.uri(path)})
         return b64decode(result["dataBase64"], validate=True)
 
-    async def write_bytes(self, path: AnyPath, data: bytes) -> None:
-        """Create a file, or replace its content in place. The directory must exist.
+    async def write_bytes(self, path: AnyPath, data: bytes, *, parents: bool = False) -> None:
+        """Create a file, or replace its content in place.
 
         Above 32 MiB this takes several requests: a failure in between leaves a partial file.
+
+        Args:
+            path: the file.
+            data: its content.
+            parents: create missing directories above the file; otherwise a missing one is a `NotFound`.
         """
         data = arguments.only_data(data, "data", text="write_text writes text")
+        try:
+            await self._write(path, data)
+        except NotFound:
+            if not parents:
+                raise
+            await self.mkdir(os.path.dirname(parse_path_uri(self.uri(path))), parents=True)
+            await self._write(path, data)
+
+    async def _write(self, path: AnyPath, data: bytes) -> None:
         if len(data) > WHOLE_FILE_BYTES:
             await self._write_blocks(path, data)
         else:
@@ -94,11 +108,13 @@ class FileRequests:
         """The content of a text file, with unchanged line ends."""
         return (await self.read_bytes(path)).decode(encoding, errors)
 
-    async def write_text(self, path: AnyPath, text: str, encoding: str = "utf-8") -> None:
-        """Create a text file, or replace its content in place, with unchanged line ends."""
+    async def write_text(
+        self, path: AnyPath, text: str, encoding: str = "utf-8", *, parents: bool = False
+    ) -> None:
+        """As `write_bytes`, for a text with unchanged line ends."""
         if not isinstance(text, str):
             raise TypeError(f"text is a str, not {type(text).__name__}; write_bytes writes bytes")
-        await self.write_bytes(path, text.encode(encoding))
+        await self.write_bytes(path, text.encode(encoding), parents=parents)
 
     async def stat(self, path: AnyPath) -> Stat:
         """The status of a path."""

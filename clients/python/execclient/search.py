@@ -119,9 +119,8 @@ async def search(
 ) -> Matches:
     """Search files for lines with a text. Runs ripgrep (`rg`) at the executor, else GNU grep.
 
-    Hidden and ignored files are searched, too. Files with a NUL byte are skipped; grep notices one only when
-    it gets there, and may report lines before it. Lines end with a newline, without a carriage return before
-    it. Bytes are compared: `ignore_case` applies to ASCII letters, and `.` is one byte.
+    Hidden and ignored files are searched, too. Files with a NUL byte are not, but grep may report lines that
+    precede it. Lines end with LF or CR LF. `ignore_case` applies to ASCII letters, and `.` is one byte.
 
     Regular expressions are those of the program: of Rust (rg), or extended ones of POSIX (grep -E). Both have
     `.`, `[…]` with `[[:alpha:]]`, `*`, `+`, `?`, `{m,n}`, `(…)`, `|`, `^`, `$`, `\\b`, `\\w`, `\\s`. Only
@@ -148,7 +147,7 @@ async def search(
         ImportError: `glob` needs the package `wcmatch`, which is not installed.
     """
     collected = _Collected(None if glob is None else _matcher(glob), _Budget(max_matches, max_bytes))
-    files = _files(executor, sandbox, workspace)
+    files = executor.files(sandbox, workspace=workspace)
     folder, name = await _place(files, path)
     script = search_script(pattern, name, glob, exclude_dirs, regex=regex, ignore_case=ignore_case)
     process = await executor.start(
@@ -197,7 +196,7 @@ async def find(
     """
     matches, budget = _matcher(glob), _Budget(max_files, max_bytes)
     seconds = arguments.seconds(timeout, "timeout", instead=_NO_TIMEOUT)
-    files = _files(executor, sandbox, workspace)
+    files = executor.files(sandbox, workspace=workspace)
     top = parse_path_uri(files.uri(path))
     prefix = top.rstrip("/") + "/"
     paths: list[str] = []
@@ -290,10 +289,6 @@ class _Collected:
         """What was found."""
         messages = self.stderr.decode("utf-8", "replace").splitlines()[:MAX_UNREAD]
         return Matches(sorted(self.matches), self.budget.used_up, messages, self.output.program)
-
-
-def _files(executor: Executor, sandbox: Sandbox | None, workspace: AnyPath | None) -> FileSystem:
-    return executor.fs if sandbox is None else executor.fs.confined(sandbox, workspace=workspace)
 
 
 async def _place(files: FileSystem, path: AnyPath) -> tuple[str, str]:

@@ -1,4 +1,7 @@
-"""The programs that `execclient.search` runs, ripgrep and GNU grep: their script, and their output."""
+"""The programs that `execclient.search` runs, ripgrep and GNU grep: their script, and their output.
+
+Apart from `search.py`, since nothing here does I/O, and nothing there depends on a program's format.
+"""
 
 from __future__ import annotations
 

@@ -166,6 +166,15 @@ class Executor:
         return self._core.capabilities
 
     @property
+    def home(self) -> str | None:
+        """The home folder of the daemon's user; None if the daemon does not report it."""
+        return self._core.home
+
+    def files(self, sandbox: Sandbox | None, *, workspace: AnyPath | None = None) -> FileSystem:
+        """The files within a sandbox, as `run` takes one: those of `fs.confined`; None for no limits."""
+        return FileSystem(self._thread, self._core.files(sandbox, workspace=workspace))
+
+    @property
     def session_id(self) -> str:
         """The daemon's name for the session."""
         return self._core.session_id

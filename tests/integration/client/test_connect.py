@@ -25,6 +25,7 @@ from execclient import (
 )
 from execclient.session.recovery import HANDSHAKES
 from tests.conftest import StartServer
+from tests.integration.client.conftest import ScriptedDaemon, connect_to
 from tests.support.cutting_proxy import Cut, cutting
 from tests.support.wire import Server
 
@@ -108,10 +109,16 @@ async def test_the_default_is_where_a_daemon_listens_that_is_told_nothing(
         assert executor.session_id
 
 
-async def test_the_daemon_tells_of_itself(url: str, tmp_path: Path) -> None:
+async def test_a_daemon_need_not_report_a_home_folder(scripted: ScriptedDaemon) -> None:
+    async with connect_to(scripted) as (executor, _):
+        assert executor.home is None
+
+
+async def test_the_daemon_tells_of_itself(url: str, tmp_path: Path, environment: dict[str, str]) -> None:
     async with connect(url) as executor:
         assert executor.info["platformOs"] == "linux"
         assert executor.cwd == str(tmp_path)
+        assert executor.home == environment["HOME"]
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from execclient import Entry, Executor, NotFound, Refused, SystemFailure
+from execclient import Entry, Executor, NotFound, Refused, SystemFailure, WorkspaceWrite, sync
 
 
 async def test_bytes_and_text_go_in_and_come_out(executor: Executor, tmp_path: Path) -> None:
@@ -16,6 +17,21 @@ async def test_bytes_and_text_go_in_and_come_out(executor: Executor, tmp_path: P
     assert await executor.fs.read_bytes(str(tmp_path / "a")) == b"\0\xff\r\n"
     assert (tmp_path / "relative ü#%.txt").read_bytes() == "grün\r\n".encode()
     assert await executor.fs.read_text("relative ü#%.txt") == "grün\r\n"
+
+
+async def test_missing_folders_above_a_file_are_created_if_asked_for(
+    executor: Executor, tmp_path: Path
+) -> None:
+    with pytest.raises(NotFound):
+        await executor.fs.write_text("one/two/file", "text")
+    assert not (tmp_path / "one").exists()
+
+    await executor.fs.write_text("one/two/file", "text", parents=True)
+    await executor.fs.write_bytes(tmp_path / "three/file", b"data", parents=True)
+    await executor.fs.write_bytes("file", b"data", parents=True)
+
+    assert (tmp_path / "one/two/file").read_text() == "text"
+    assert (tmp_path / "three/file").read_bytes() == (tmp_path / "file").read_bytes() == b"data"
 
 
 @pytest.mark.parametrize("size", [0, 32 << 20, (32 << 20) + 1, 70_000_000])
@@ -86,3 +102,29 @@ async def test_a_name_that_is_no_utf_8_is_exact(executor: Executor, tmp_path: Pa
 
     assert os.listdir(os.fsencode(tmp_path)).count(b"caf\xe9") == 1
     assert await executor.fs.read_bytes(tmp_path / name) == b"x"
+
+
+async def test_files_take_a_sandbox_or_none_as_commands_do(executor: Executor, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    policy = WorkspaceWrite(exclude_tmpdir=True, exclude_slash_tmp=True)
+    files = executor.files(policy, workspace=tmp_path / "own")
+
+    await files.write_text("own/file", "inside")
+    with pytest.raises(SystemFailure) as caught:
+        await files.write_text("file", "outside")
+    assert caught.value.errno == errno.EROFS
+    await executor.files(None).write_text("file", "no limits")
+
+    assert (tmp_path / "own/file").read_text() == "inside"
+    assert (tmp_path / "file").read_text() == "no limits"
+
+
+def test_blocking_files_take_a_sandbox_or_none(url: str, tmp_path: Path) -> None:
+    policy = WorkspaceWrite(exclude_tmpdir=True, exclude_slash_tmp=True)
+    (tmp_path / "own").mkdir()
+    with sync.connect(url) as executor:
+        executor.files(None).write_text("file", "no limits")
+        with pytest.raises(SystemFailure):
+            executor.files(policy, workspace=tmp_path / "own").write_text("file", "outside")
+
+        assert (tmp_path / "file").read_text() == "no limits"

@@ -16,7 +16,7 @@ def test_without_the_sdk_there_is_the_line_that_installs_it(execserver: CommandL
     done = execserver("mcp")
 
     assert (done.returncode, done.stdout) == (125, b"")
-    assert b'execserver mcp needs mcp: pip install "execclient[mcp]"' in done.stderr
+    assert b'execserver mcp needs mcp-types: pip install "execclient[mcp]"' in done.stderr
 
 
 def test_http_needs_the_rules_of_the_server() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from execclient import connect
-from execclient.integrations.deepagents import ExecserverSandbox
+from execclient.integrations.deepagents import ExecServerSandbox
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def backend(url: str, folder: Path) -> Iterator[ExecserverSandbox]:
+def backend(url: str, folder: Path) -> Iterator[ExecServerSandbox]:
     """A sandbox with this workspace."""
-    with ExecserverSandbox(connect(url), root_dir=folder) as sandbox:
+    with ExecServerSandbox(connect(url), root_dir=folder) as sandbox:
         yield sandbox

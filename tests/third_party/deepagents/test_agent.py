@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMes
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
-from execclient.integrations.deepagents import ExecserverSandbox
+from execclient.integrations.deepagents import ExecServerSandbox
 
 
 class ScriptedModel(GenericFakeChatModel):
@@ -73,19 +73,19 @@ def check(messages: list[AnyMessage], folder: Path) -> None:
 TASK = InputAgentState(messages=[HumanMessage("Write a program that says hello.")])
 
 
-def test_an_agent_runs_commands_and_edits_files(backend: ExecserverSandbox, folder: Path) -> None:
+def test_an_agent_runs_commands_and_edits_files(backend: ExecServerSandbox, folder: Path) -> None:
     agent = create_deep_agent(model=work(folder), backend=backend)
     check(agent.invoke(TASK)["messages"], folder)
 
 
-async def test_an_asynchronous_agent_does_the_same(backend: ExecserverSandbox, folder: Path) -> None:
+async def test_an_asynchronous_agent_does_the_same(backend: ExecServerSandbox, folder: Path) -> None:
     agent = create_deep_agent(model=work(folder), backend=backend)
     check((await agent.ainvoke(TASK))["messages"], folder)
 
 
 @pytest.mark.parametrize("artifacts", ["", "artifacts"])
 def test_a_large_result_of_a_tool_goes_to_a_file_if_one_may_be_written(
-    artifacts: str, backend: ExecserverSandbox, folder: Path
+    artifacts: str, backend: ExecServerSandbox, folder: Path
 ) -> None:
     root = CompositeBackend(default=backend, routes={}, artifacts_root=f"{folder}/{artifacts}")
     model = script(("execute", {"command": "seq 100000"}))

@@ -1,4 +1,4 @@
-"""`ExecserverSandbox`, beside what the suite of LangChain asks."""
+"""`ExecServerSandbox`, beside what the suite of LangChain asks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from deepagents.backends.protocol import FileDownloadResponse, FileUploadResponse
 
 from execclient import ExecutorClosed, NotFound, ReadOnly, SessionLost, WorkspaceWrite, connect
-from execclient.integrations.deepagents import ExecserverSandbox
+from execclient.integrations.deepagents import ExecServerSandbox
 
 INSIDE_ONLY = WorkspaceWrite(exclude_tmpdir=True, exclude_slash_tmp=True, deny_read=("**/secret*",))
 """The folder of a test is below /tmp."""
@@ -37,7 +37,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def test_a_command_runs_in_the_folder_and_its_streams_are_one_output(
-    backend: ExecserverSandbox, folder: Path
+    backend: ExecServerSandbox, folder: Path
 ) -> None:
     result = backend.execute("pwd; sleep 0.1; echo two >&2; sleep 0.1; printf 'th\\351re\\r\\n'; exit 3")
     assert result.output == f"{folder}\ntwo\nth\ufffdre\r\n"
@@ -46,7 +46,7 @@ def test_a_command_runs_in_the_folder_and_its_streams_are_one_output(
 
 
 def test_a_command_over_its_time_is_killed_and_its_output_kept(
-    backend: ExecserverSandbox, folder: Path
+    backend: ExecServerSandbox, folder: Path
 ) -> None:
     result = backend.execute("echo begun; (sleep 2; touch late) & sleep 600", timeout=1)
     assert result.output == "begun\n\nError: Command timed out after 1 seconds, and was killed."
@@ -56,7 +56,7 @@ def test_a_command_over_its_time_is_killed_and_its_output_kept(
 
 
 def test_output_above_the_limit_keeps_both_ends(url: str, folder: Path) -> None:
-    with ExecserverSandbox(connect(url), root_dir=folder, max_output_bytes=100) as backend:
+    with ExecServerSandbox(connect(url), root_dir=folder, max_output_bytes=100) as backend:
         result = backend.execute("echo first; seq 10000; echo last")
     assert result.truncated
     assert result.output.startswith("first\n1\n2\n")
@@ -66,14 +66,14 @@ def test_output_above_the_limit_keeps_both_ends(url: str, folder: Path) -> None:
 
 def test_variables_are_those_of_the_call_and_the_core_of_the_daemon(url: str, folder: Path) -> None:
     script = 'echo "$ADDED ${PATH:+path} ${XDG_STATE_HOME:+all}"'
-    with ExecserverSandbox(connect(url), root_dir=folder, env={"ADDED": "one"}) as backend:
+    with ExecServerSandbox(connect(url), root_dir=folder, env={"ADDED": "one"}) as backend:
         assert backend.execute(script).output == "one path \n"
-    with ExecserverSandbox(connect(url), root_dir=folder, inherit_env=True) as backend:
+    with ExecServerSandbox(connect(url), root_dir=folder, inherit_env=True) as backend:
         assert backend.execute(script).output == " path all\n"
 
 
 def test_a_command_that_cannot_start_is_an_answer_for_the_model(
-    backend: ExecserverSandbox, folder: Path
+    backend: ExecServerSandbox, folder: Path
 ) -> None:
     shutil.rmtree(folder)
     result = backend.execute("true")
@@ -81,7 +81,7 @@ def test_a_command_that_cannot_start_is_an_answer_for_the_model(
     assert result.exit_code is None
 
 
-async def test_a_cancelled_command_is_killed(backend: ExecserverSandbox, folder: Path) -> None:
+async def test_a_cancelled_command_is_killed(backend: ExecServerSandbox, folder: Path) -> None:
     running = asyncio.create_task(backend.aexecute("sleep 0.2; touch begun; sleep 1; touch ended"))
     await asyncio.to_thread(wait_for, (folder / "begun").exists)
     running.cancel()
@@ -91,7 +91,7 @@ async def test_a_cancelled_command_is_killed(backend: ExecserverSandbox, folder:
     assert not (folder / "ended").exists()
 
 
-async def test_both_forms_of_a_method_work_on_any_loop(backend: ExecserverSandbox, folder: Path) -> None:
+async def test_both_forms_of_a_method_work_on_any_loop(backend: ExecServerSandbox, folder: Path) -> None:
     async def use(name: str) -> str:
         assert (await backend.awrite(f"{folder}/{name}", "one\n")).error is None
         assert (await backend.aedit(f"{folder}/{name}", "one", "two")).occurrences == 1
@@ -119,9 +119,9 @@ def test_the_default_sandbox_has_no_network(url: str, folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         script = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 5)"
         command = f'{sys.executable} -c "{script}"'
-        with ExecserverSandbox(connect(url), root_dir=folder) as backend:
+        with ExecServerSandbox(connect(url), root_dir=folder) as backend:
             assert backend.execute(command).exit_code == 1
-        with ExecserverSandbox(connect(url), root_dir=folder, sandbox=None) as backend:
+        with ExecServerSandbox(connect(url), root_dir=folder, sandbox=None) as backend:
             assert backend.execute(command).exit_code == 0
 
 
@@ -129,7 +129,7 @@ def test_commands_and_files_are_confined_by_the_same_policy(url: str, folder: Pa
     outside = folder.parent / "outside"
     outside.write_text("one")
     path = str(outside)
-    with ExecserverSandbox(connect(url), root_dir=folder, sandbox=INSIDE_ONLY) as backend:
+    with ExecServerSandbox(connect(url), root_dir=folder, sandbox=INSIDE_ONLY) as backend:
         assert backend.execute(f"echo two >{path}").exit_code != 0
         assert "permission_denied" in (backend.write(path, "two").error or "")
         assert "permission_denied" in (backend.edit(path, "one", "two").error or "")
@@ -141,11 +141,11 @@ def test_commands_and_files_are_confined_by_the_same_policy(url: str, folder: Pa
         # Reading is allowed, and writing inside.
         assert backend.download_files([path]) == [FileDownloadResponse(path, b"one")]
         assert backend.write(f"{folder}/inside", "two").error is None
-    with ExecserverSandbox(connect(url), root_dir=folder, sandbox=ReadOnly()) as backend:
+    with ExecServerSandbox(connect(url), root_dir=folder, sandbox=ReadOnly()) as backend:
         assert "permission_denied" in (backend.write(f"{folder}/inside", "three").error or "")
         assert backend.execute("echo three >inside").exit_code != 0
         assert (folder / "inside").read_text() == "two"
-    with ExecserverSandbox(connect(url), root_dir=folder, sandbox=None) as backend:
+    with ExecServerSandbox(connect(url), root_dir=folder, sandbox=None) as backend:
         assert backend.execute(f"cat {path}").output == "one"
         assert backend.write(path, "two").error is None
         assert backend.edit(path, "two", "three").occurrences == 1
@@ -159,7 +159,7 @@ def test_no_method_sees_what_the_policy_denies_to_read(url: str, folder: Path) -
     (folder / "secrets").mkdir()
     (folder / "secrets/inner").write_text("word\n")
     (folder / "open").write_text("word\n")
-    with ExecserverSandbox(connect(url), root_dir=folder, sandbox=INSIDE_ONLY) as backend:
+    with ExecServerSandbox(connect(url), root_dir=folder, sandbox=INSIDE_ONLY) as backend:
         assert backend.grep("word").matches == [{"path": f"{folder}/open", "line": 1, "text": "word"}]
         assert "inner" not in str(backend.glob("**/*"))
         for path in (f"{folder}/secret", f"{folder}/secrets/inner"):
@@ -168,7 +168,7 @@ def test_no_method_sees_what_the_policy_denies_to_read(url: str, folder: Path) -
             assert backend.edit(path, "word", "x").error is not None
             assert backend.execute(f"cat {path}").exit_code != 0
         assert backend.ls(f"{folder}/secrets").error is not None
-    with ExecserverSandbox(connect(url), root_dir=folder, sandbox=None) as backend:
+    with ExecServerSandbox(connect(url), root_dir=folder, sandbox=None) as backend:
         matches = backend.grep("word").matches
         assert matches is not None
         assert len(matches) == 3
@@ -179,7 +179,7 @@ def test_no_method_sees_what_the_policy_denies_to_read(url: str, folder: Path) -
 
 
 def test_an_edit_keeps_the_mode_of_a_file_and_leaves_no_other_file(
-    backend: ExecserverSandbox, folder: Path
+    backend: ExecServerSandbox, folder: Path
 ) -> None:
     script = folder / "script"
     script.write_text("#!/bin/sh\necho one\n")
@@ -189,7 +189,7 @@ def test_an_edit_keeps_the_mode_of_a_file_and_leaves_no_other_file(
     assert script.stat().st_mode & 0o777 == 0o750
 
 
-def test_names_and_paths_of_all_kinds(backend: ExecserverSandbox, folder: Path) -> None:
+def test_names_and_paths_of_all_kinds(backend: ExecServerSandbox, folder: Path) -> None:
     (folder / os.fsdecode(b"caf\xe9")).write_text("word\n")
     (folder / "new\nline").write_text("word\n")
     shown = [
@@ -207,7 +207,7 @@ def test_names_and_paths_of_all_kinds(backend: ExecserverSandbox, folder: Path) 
     assert "surrogates not allowed" in (backend.write("x", "\ud800").error or "")
 
 
-def test_what_is_no_text_file_is_no_error_of_ours(backend: ExecserverSandbox, folder: Path) -> None:
+def test_what_is_no_text_file_is_no_error_of_ours(backend: ExecServerSandbox, folder: Path) -> None:
     (folder / "binary").write_bytes(b"\xff\xfe")
     os.mkfifo(folder / "fifo")
     assert backend.read(str(folder)).error == f"File '{folder}': not_a_file"
@@ -220,7 +220,7 @@ def test_what_is_no_text_file_is_no_error_of_ours(backend: ExecserverSandbox, fo
     assert "'..'" in (backend.glob("../*").error or "")
 
 
-def test_a_page_of_a_large_file_does_not_transfer_it_whole(backend: ExecserverSandbox, folder: Path) -> None:
+def test_a_page_of_a_large_file_does_not_transfer_it_whole(backend: ExecServerSandbox, folder: Path) -> None:
     with (folder / "log").open("w") as file:
         for number in range(600_000):
             file.write(f"line {number}\n")
@@ -235,9 +235,9 @@ def test_a_page_of_a_large_file_does_not_transfer_it_whole(backend: ExecserverSa
 WORK = """
 import sys
 from execclient import connect
-from execclient.integrations.deepagents import ExecserverSandbox
+from execclient.integrations.deepagents import ExecServerSandbox
 
-backend = ExecserverSandbox(connect(sys.argv[1], keep=True, ttl=60), root_dir=sys.argv[2])
+backend = ExecServerSandbox(connect(sys.argv[1], keep=True, ttl=60), root_dir=sys.argv[2])
 print(backend.id, flush=True)
 backend.execute("echo $$ >pid; while ! [ -e go ]; do sleep 0.05; done; echo finished >result")
 """
@@ -255,19 +255,19 @@ def test_after_the_death_of_a_program_its_command_runs_on_and_its_session_is_rea
     program.send_signal(signal.SIGKILL)
     program.wait()
     program.stdout.close()
-    with ExecserverSandbox(connect(url, session_id=session), root_dir=folder) as backend:
+    with ExecServerSandbox(connect(url, session_id=session), root_dir=folder) as backend:
         assert backend.id == session
         assert not (folder / "result").exists()
         assert backend.execute("touch go").exit_code == 0
         wait_for((folder / "result").exists)
         assert (folder / "result").read_text() == "finished\n"
     with pytest.raises(SessionLost):
-        ExecserverSandbox(connect(url, session_id=session), root_dir=folder)
+        ExecServerSandbox(connect(url, session_id=session), root_dir=folder)
 
 
 def test_closing_ends_the_session_with_its_commands_and_its_thread(url: str, folder: Path) -> None:
     before = threading.active_count()
-    backend = ExecserverSandbox(connect(url), root_dir=folder)
+    backend = ExecServerSandbox(connect(url), root_dir=folder)
 
     errors: list[Exception] = []
 
@@ -293,7 +293,7 @@ def test_closing_ends_the_session_with_its_commands_and_its_thread(url: str, fol
 
 def test_a_sandbox_that_was_not_closed_is_warned_of_and_ends(url: str, folder: Path) -> None:
     before = threading.active_count()
-    backend = ExecserverSandbox(connect(url), root_dir=folder)
+    backend = ExecServerSandbox(connect(url), root_dir=folder)
     with pytest.warns(ResourceWarning, match="was not closed"):
         del backend
     wait_for(lambda: threading.active_count() == before)
@@ -302,10 +302,10 @@ def test_a_sandbox_that_was_not_closed_is_warned_of_and_ends(url: str, folder: P
 def test_a_folder_that_does_not_exist_is_an_error_at_once(url: str, folder: Path) -> None:
     before = threading.active_count()
     with pytest.raises(NotFound):
-        ExecserverSandbox(connect(url), root_dir=folder / "missing")
+        ExecServerSandbox(connect(url), root_dir=folder / "missing")
     (folder / "file").touch()
     with pytest.raises(NotADirectoryError):
-        ExecserverSandbox(connect(url), root_dir=folder / "file")
+        ExecServerSandbox(connect(url), root_dir=folder / "file")
     with pytest.raises(ValueError, match="workspace"):
-        ExecserverSandbox(connect(url), root_dir="/")
+        ExecServerSandbox(connect(url), root_dir="/")
     assert threading.active_count() == before

@@ -26,7 +26,7 @@ from deepagents.backends.sandbox import MAX_OUTPUT_BYTES, TRUNCATION_MSG, BaseSa
 from langchain_tests.integration_tests import SandboxIntegrationTests
 
 from execclient import connect
-from execclient.integrations.deepagents import ExecserverSandbox
+from execclient.integrations.deepagents import ExecServerSandbox
 
 # The suite has fixtures of this kind.
 pytestmark = pytest.mark.filterwarnings("ignore:Class-scoped fixtures:pytest.PytestRemovedIn10Warning")
@@ -243,7 +243,7 @@ class TestExecserver(Contract):
         type(self).folder = tmp_path_factory.mktemp("suite")
         # For `python`, which this machine may not have.
         path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-        with ExecserverSandbox(connect(url), root_dir=self.folder, env=path) as backend:
+        with ExecServerSandbox(connect(url), root_dir=self.folder, env=path) as backend:
             yield backend
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from execclient import connect
 from execclient.integrations.inspect_ai import ExecServerSandboxConfig, ExecServerSandboxEnvironment
-from tests.third_party.inspect_ai.samples import home_of
 
 # The suite has a provider mark what it cannot do, by the name of the test.
 _XFAIL = {
@@ -28,7 +27,8 @@ def config(url: str) -> ExecServerSandboxConfig:
 async def home(url: str) -> Path:
     """The home folder of the daemon's user."""
     async with connect(url) as executor:
-        return Path(home_of(executor))
+        assert executor.home is not None
+        return Path(executor.home)
 
 
 @pytest.fixture

@@ -28,7 +28,6 @@ from execclient.integrations.inspect_ai import (
     ExecServerSandboxConfig,
     ExecServerSandboxEnvironment,
 )
-from execprotocol.path_uri import parse_path_uri
 
 Call = tuple[str, dict[str, Any]]
 """The name of a tool, and its arguments."""
@@ -76,14 +75,9 @@ async def sample(config: ExecServerSandboxConfig) -> AsyncIterator[ExecServerSan
         await ExecServerSandboxEnvironment.sample_cleanup("test", config, environments, False)
 
 
-def home_of(executor: Executor) -> str:
-    """The home folder of the daemon's user."""
-    return parse_path_uri(executor.info["userHomeDir"])
-
-
 async def left(executor: Executor) -> tuple[list[str], list[str]]:
     """The working directories at a daemon, and its processes that run."""
-    folder = f"{home_of(executor)}/{FOLDER}"
+    folder = f"{executor.home}/{FOLDER}"
     try:
         names = [entry.name for entry in await executor.fs.iterdir(folder)]
     except NotFound:

@@ -23,7 +23,7 @@ from minisweagent.models.test_models import make_output
 from pydantic import ValidationError
 
 from execclient import DaemonNotRunning, ExecutorClosed, ReadOnly
-from execclient.integrations.mini_swe_agent import ExecserverEnvironment, ExecserverEnvironmentConfig
+from execclient.integrations.mini_swe_agent import ExecServerEnvironment, ExecServerEnvironmentConfig
 from tests.support.background import IN_BACKGROUND, Left
 from tests.support.wire import PATIENCE
 
@@ -40,8 +40,8 @@ def project() -> Iterator[Path]:
 
 
 @pytest.fixture
-def environment(url: str, project: Path) -> Iterator[ExecserverEnvironment]:
-    made = ExecserverEnvironment(url=url, cwd=str(project))
+def environment(url: str, project: Path) -> Iterator[ExecServerEnvironment]:
+    made = ExecServerEnvironment(url=url, cwd=str(project))
     yield made
     made.cleanup()
 
@@ -56,7 +56,7 @@ def client_threads() -> set[threading.Thread]:
     return there
 
 
-def run(environment: ExecserverEnvironment, command: str) -> dict[str, Any]:
+def run(environment: ExecServerEnvironment, command: str) -> dict[str, Any]:
     return environment.execute({"command": command})
 
 
@@ -64,7 +64,7 @@ def run(environment: ExecserverEnvironment, command: str) -> dict[str, Any]:
 
 
 def test_a_command_writes_to_its_folder_and_not_beside_it(
-    environment: ExecserverEnvironment, project: Path
+    environment: ExecServerEnvironment, project: Path
 ) -> None:
     assert run(environment, "echo inside > file && cat file")["output"] == "inside\n"
     assert "Read-only file system" in run(environment, "echo outside > ../file")["output"]
@@ -74,7 +74,7 @@ def test_a_command_writes_to_its_folder_and_not_beside_it(
 
 
 def test_without_a_sandbox_a_command_writes_everywhere(url: str, project: Path) -> None:
-    environment = ExecserverEnvironment(url=url, cwd=str(project), sandbox=None)
+    environment = ExecServerEnvironment(url=url, cwd=str(project), sandbox=None)
     assert run(environment, "echo outside > ../file")["returncode"] == 0
     assert (project.parent / "file").read_text() == "outside\n"
     environment.cleanup()
@@ -84,7 +84,7 @@ def test_without_a_sandbox_a_command_writes_everywhere(url: str, project: Path) 
     "sandbox", ["read-only", {"type": "read-only"}, ReadOnly()], ids=["name", "table", "object"]
 )
 def test_a_policy_comes_as_its_name_as_a_table_or_as_an_object(url: str, project: Path, sandbox: Any) -> None:
-    environment = ExecserverEnvironment(url=url, cwd=str(project), sandbox=sandbox)
+    environment = ExecServerEnvironment(url=url, cwd=str(project), sandbox=sandbox)
     assert "Read-only file system" in run(environment, "touch file")["output"]
     assert environment.serialize()["info"]["config"]["environment"]["sandbox"]["type"] == "read-only"
     environment.cleanup()
@@ -94,7 +94,7 @@ def test_a_policy_comes_as_its_name_as_a_table_or_as_an_object(url: str, project
 def test_the_network_is_off_unless_the_policy_allows_it(
     url: str, project: Path, sandbox: Any, reaches: bool
 ) -> None:
-    environment = ExecserverEnvironment(url=url, cwd=str(project), sandbox=sandbox)
+    environment = ExecServerEnvironment(url=url, cwd=str(project), sandbox=sandbox)
     with socket.create_server(("127.0.0.1", 0)) as server:
         connecting = f"exec 3<>/dev/tcp/127.0.0.1/{server.getsockname()[1]}"
         assert (run(environment, connecting)["returncode"] == 0) is reaches
@@ -116,13 +116,13 @@ def test_the_network_is_off_unless_the_policy_allows_it(
 )
 def test_a_wrong_setting_is_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as raised:
-        ExecserverEnvironmentConfig(**settings)
+        ExecServerEnvironmentConfig(**settings)
     assert message in str(raised.value)
 
 
 def test_without_a_daemon_the_error_says_how_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(DaemonNotRunning, match="execserver serve"):
-        ExecserverEnvironment(url=f"unix://{tmp_path}/none")
+        ExecServerEnvironment(url=f"unix://{tmp_path}/none")
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ def test_a_folder_that_cannot_be_a_workspace_is_an_error_at_once(
     url: str, cwd: str, error: type[Exception]
 ) -> None:
     with pytest.raises(error, match=cwd):
-        ExecserverEnvironment(url=url, cwd=cwd)
+        ExecServerEnvironment(url=url, cwd=cwd)
     assert client_threads() == set()
 
 
 # -- ends
 
 
-def test_ctrl_c_kills_the_command_and_the_environment_stays(environment: ExecserverEnvironment) -> None:
+def test_ctrl_c_kills_the_command_and_the_environment_stays(environment: ExecServerEnvironment) -> None:
     left = Left()
 
     def interrupt() -> None:
@@ -159,7 +159,7 @@ def test_ctrl_c_kills_the_command_and_the_environment_stays(environment: Execser
 def test_the_end_of_an_environment_kills_what_commands_left_and_leaves_no_thread(
     url: str, project: Path, way: str
 ) -> None:
-    environment = ExecserverEnvironment(url=url, cwd=str(project), sandbox=None)
+    environment = ExecServerEnvironment(url=url, cwd=str(project), sandbox=None)
     left = Left()
     run(environment, IN_BACKGROUND.format(sleep=left.sleep))
     left.wait_running()
@@ -179,8 +179,8 @@ def test_the_end_of_an_environment_kills_what_commands_left_and_leaves_no_thread
 def test_a_program_that_exits_without_cleaning_up_leaves_nothing(url: str, project: Path) -> None:
     left = Left()
     program = (
-        "from execclient.integrations.mini_swe_agent import ExecserverEnvironment\n"
-        f"environment = ExecserverEnvironment(url={url!r}, cwd={str(project)!r}, sandbox=None)\n"
+        "from execclient.integrations.mini_swe_agent import ExecServerEnvironment\n"
+        f"environment = ExecServerEnvironment(url={url!r}, cwd={str(project)!r}, sandbox=None)\n"
         f"print(environment.execute({{'command': {IN_BACKGROUND.format(sleep=left.sleep)!r}}}))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -189,7 +189,7 @@ def test_a_program_that_exits_without_cleaning_up_leaves_nothing(url: str, proje
     left.wait_gone()
 
 
-def test_environments_may_be_used_by_several_threads(environment: ExecserverEnvironment) -> None:
+def test_environments_may_be_used_by_several_threads(environment: ExecServerEnvironment) -> None:
     outputs: dict[int, str] = {}
 
     def work(number: int) -> None:
@@ -221,7 +221,7 @@ def messages(count: int) -> list[dict[str, Any]]:
 
 
 def test_the_agent_works_to_the_end_and_every_command_ran_once(url: str, project: Path) -> None:
-    environment = ExecserverEnvironment(url=url, cwd=str(project), timeout=2)
+    environment = ExecServerEnvironment(url=url, cwd=str(project), timeout=2)
     agent = DefaultAgent(
         get_model("scripted", {"model_class": "deterministic", "outputs": messages(50)}),
         environment,
@@ -248,7 +248,7 @@ def test_the_command_line_takes_the_environment_from_yaml(url: str, project: Pat
         "agent": {"system_template": "{{system}}", "instance_template": "{{task}}", "cost_limit": 0},
         "model": {"model_name": "scripted", "outputs": messages(3)},
         "environment": {
-            "environment_class": "execclient.integrations.mini_swe_agent.ExecserverEnvironment",
+            "environment_class": "execclient.integrations.mini_swe_agent.ExecServerEnvironment",
             "cwd": str(project),
             "timeout": 2,
         },
@@ -279,4 +279,4 @@ def test_the_command_line_takes_the_environment_from_yaml(url: str, project: Pat
     info = json.loads((tmp_path / "trajectory.json").read_text())["info"]
     assert (info["exit_status"], info["submission"]) == ("Submitted", "def answer(): return 42\n")
     assert info["config"]["environment"]["sandbox"]["type"] == "workspace-write"
-    assert info["config"]["environment_type"].endswith("mini_swe_agent.ExecserverEnvironment")
+    assert info["config"]["environment_type"].endswith("mini_swe_agent.ExecServerEnvironment")

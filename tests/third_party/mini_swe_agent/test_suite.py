@@ -17,10 +17,10 @@ from minisweagent.environments import get_environment, get_environment_class
 from minisweagent.environments.local import LocalEnvironment
 from minisweagent.exceptions import Submitted
 
-from execclient.integrations.mini_swe_agent import ExecserverEnvironment
+from execclient.integrations.mini_swe_agent import ExecServerEnvironment
 from tests.support.background import IN_BACKGROUND, Left
 
-OURS = "execclient.integrations.mini_swe_agent.ExecserverEnvironment"
+OURS = "execclient.integrations.mini_swe_agent.ExecServerEnvironment"
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 Make = Callable[..., Environment]
@@ -38,7 +38,7 @@ def make(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Iterator[M
 
     yield make
     for each in made:
-        if isinstance(each, ExecserverEnvironment):
+        if isinstance(each, ExecServerEnvironment):
             each.cleanup()
 
 
@@ -47,7 +47,7 @@ def run(environment: Environment, command: str, **members: Any) -> dict[str, Any
 
 
 def test_the_environment_is_found_by_its_path() -> None:
-    assert get_environment_class(OURS) is ExecserverEnvironment
+    assert get_environment_class(OURS) is ExecServerEnvironment
     assert get_environment_class("local") is LocalEnvironment
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -298,3 +299,22 @@ async def test_a_workspace_that_is_gone_is_named(url: str) -> None:
         await session.exec(f"rm -rf {root_of(session)}")
         with pytest.raises(WorkspaceRootNotFoundError, match="workspace"):
             await session.exec("true")
+
+
+async def test_a_daemon_without_a_home_folder_needs_a_folder_by_name(tmp_path: Path) -> None:
+    ended = asyncio.Event()
+
+    async def daemon(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        info = {"capabilities": {"execserver": ["process/list"]}}
+        while line := await reader.readline():
+            if "id" in (request := json.loads(line)):
+                result = {"sessionId": "s", "environmentInfo": info, "processes": []}
+                writer.write(json.dumps({"id": request["id"], "result": result}).encode() + b"\n")
+        writer.close()
+        ended.set()
+
+    async with await asyncio.start_unix_server(daemon, tmp_path / "daemon"):
+        with pytest.raises(WorkspaceStartError, match=r"pass Manifest\(root=…\)"):
+            await ExecServerSandboxClient(f"unix://{tmp_path}/daemon").create()
+
+        await asyncio.wait_for(ended.wait(), 10)  # no connection is left open

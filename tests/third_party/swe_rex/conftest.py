@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 from swerex.runtime.abstract import CloseBashSessionRequest, CreateBashSessionRequest
 
-from execclient.integrations.swe_rex import ExecserverRuntime
+from execclient.integrations.swe_rex import ExecServerRuntime
 
 
 @pytest.fixture
-async def remote_runtime(url: str, tmp_path: Path) -> AsyncIterator[ExecserverRuntime]:
+async def remote_runtime(url: str, tmp_path: Path) -> AsyncIterator[ExecServerRuntime]:
     """A runtime whose workspace is the folder of the test."""
-    runtime = ExecserverRuntime(url=url, cwd=str(tmp_path))
+    runtime = ExecServerRuntime(url=url, cwd=str(tmp_path))
     yield runtime
     await runtime.close()
 
 
 @pytest.fixture
-async def runtime_with_default_session(remote_runtime: ExecserverRuntime) -> AsyncIterator[ExecserverRuntime]:
+async def runtime_with_default_session(remote_runtime: ExecServerRuntime) -> AsyncIterator[ExecServerRuntime]:
     """The same with the session `default`."""
     await remote_runtime.create_session(CreateBashSessionRequest())
     yield remote_runtime
@@ -28,6 +28,6 @@ async def runtime_with_default_session(remote_runtime: ExecserverRuntime) -> Asy
 
 
 @pytest.fixture
-def local_runtime(remote_runtime: ExecserverRuntime) -> ExecserverRuntime:
+def local_runtime(remote_runtime: ExecServerRuntime) -> ExecServerRuntime:
     """In the place of the project's own local runtime."""
     return remote_runtime

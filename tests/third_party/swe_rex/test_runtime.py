@@ -33,10 +33,10 @@ from swerex.runtime.abstract import (
 
 from execclient import ExecutorClosed
 from execclient.integrations.swe_rex import (
-    ExecserverDeployment,
-    ExecserverDeploymentConfig,
-    ExecserverRuntime,
-    ExecserverRuntimeConfig,
+    ExecServerDeployment,
+    ExecServerDeploymentConfig,
+    ExecServerRuntime,
+    ExecServerRuntimeConfig,
 )
 from tests.support.background import IN_BACKGROUND, Left
 from tests.support.wire import PATIENCE
@@ -53,10 +53,10 @@ def project() -> Any:
 @pytest.fixture(params=[False, True], ids=["sandbox", "no sandbox"])
 async def limited(
     request: pytest.FixtureRequest, url: str, project: Path
-) -> AsyncIterator[tuple[ExecserverRuntime, bool]]:
+) -> AsyncIterator[tuple[ExecServerRuntime, bool]]:
     """A runtime, and whether it may write outside of its folder."""
     settings = {"sandbox": None} if request.param else {}
-    runtime = ExecserverRuntime(url=url, cwd=str(project), **settings)
+    runtime = ExecServerRuntime(url=url, cwd=str(project), **settings)
     yield runtime, request.param
     await runtime.close()
 
@@ -71,7 +71,7 @@ def client_threads() -> set[threading.Thread]:
     return there
 
 
-async def execute(runtime: ExecserverRuntime, *argv: str, **members: Any) -> tuple[str, str, int | None]:
+async def execute(runtime: ExecServerRuntime, *argv: str, **members: Any) -> tuple[str, str, int | None]:
     done = await runtime.execute(Command(command=list(argv), timeout=PATIENCE, **members))
     return done.stdout, done.stderr, done.exit_code
 
@@ -80,7 +80,7 @@ async def execute(runtime: ExecserverRuntime, *argv: str, **members: Any) -> tup
 
 
 async def test_commands_sessions_and_files_are_within_one_sandbox(
-    limited: tuple[ExecserverRuntime, bool], project: Path
+    limited: tuple[ExecServerRuntime, bool], project: Path
 ) -> None:
     runtime, free = limited
     await runtime.create_session(CreateBashSessionRequest())
@@ -109,7 +109,7 @@ async def test_commands_sessions_and_files_are_within_one_sandbox(
 # -- commands
 
 
-async def test_a_command_is_as_with_subprocess(remote_runtime: ExecserverRuntime, tmp_path: Path) -> None:
+async def test_a_command_is_as_with_subprocess(remote_runtime: ExecServerRuntime, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     assert await execute(remote_runtime, "sh", "-c", "echo a; echo b >&2; exit 3") == ("a\n", "b\n", 3)
     assert await execute(remote_runtime, "pwd", cwd="sub") == (f"{tmp_path}/sub\n", "", 0)
@@ -124,19 +124,19 @@ async def test_a_command_is_as_with_subprocess(remote_runtime: ExecserverRuntime
 
 @pytest.mark.parametrize("members", [{}, {"cwd": "/no/such/folder", "command": ["true"]}])
 async def test_what_cannot_be_started_is_a_missing_file(
-    remote_runtime: ExecserverRuntime, members: dict[str, Any]
+    remote_runtime: ExecServerRuntime, members: dict[str, Any]
 ) -> None:
     with pytest.raises(FileNotFoundError, match=r"no-such-program|/no/such/folder"):
         await remote_runtime.execute(Command(**{"command": ["no-such-program"], **members}))
 
 
-async def test_a_failing_command_is_an_error_if_asked(remote_runtime: ExecserverRuntime) -> None:
+async def test_a_failing_command_is_an_error_if_asked(remote_runtime: ExecServerRuntime) -> None:
     with pytest.raises(NonZeroExitCodeError, match=r"it broke: Command .* exit code 3.*\n'out"):
         await execute(remote_runtime, "sh", "-c", "echo out; exit 3", check=True, error_msg="it broke")
 
 
 async def test_a_command_that_takes_too_long_is_killed_and_its_output_told(
-    remote_runtime: ExecserverRuntime,
+    remote_runtime: ExecServerRuntime,
 ) -> None:
     left = Left()
     with pytest.raises(CommandTimeoutError, match=r"Timeout \(0.5s\) exceeded .*\n'begun"):
@@ -144,7 +144,7 @@ async def test_a_command_that_takes_too_long_is_killed_and_its_output_told(
     left.wait_gone()
 
 
-async def test_a_cancelled_command_is_killed(remote_runtime: ExecserverRuntime) -> None:
+async def test_a_cancelled_command_is_killed(remote_runtime: ExecServerRuntime) -> None:
     left = Left()
     task = asyncio.create_task(execute(remote_runtime, *left.argv))
     await asyncio.to_thread(left.wait_running)
@@ -157,7 +157,7 @@ async def test_a_cancelled_command_is_killed(remote_runtime: ExecserverRuntime) 
 # -- files
 
 
-async def test_texts_are_as_with_pathlib(remote_runtime: ExecserverRuntime, tmp_path: Path) -> None:
+async def test_texts_are_as_with_pathlib(remote_runtime: ExecServerRuntime, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"a\r\nb\xe4")
     for options in ({"encoding": "latin-1"}, {"errors": "replace"}, {"errors": "surrogateescape"}):
         there = await remote_runtime.read_file(ReadFileRequest(path="file", **options))
@@ -169,7 +169,7 @@ async def test_texts_are_as_with_pathlib(remote_runtime: ExecserverRuntime, tmp_
 
 
 async def test_uploads_take_files_folders_and_nothing_else(
-    remote_runtime: ExecserverRuntime, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    remote_runtime: ExecServerRuntime, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     here = tmp_path_factory.mktemp("here")
     (here / "tree/sub").mkdir(parents=True)
@@ -197,19 +197,19 @@ async def test_uploads_take_files_folders_and_nothing_else(
     [
         ({"sandbox": "readonly"}, "'readonly' is none of read-only, workspace-write"),
         ({"image": "python:3.11"}, "image\n  Extra inputs are not permitted"),
-        ({"session_ttl": 0}, "session_ttl\n  Input should be greater than 0"),
+        ({"ttl": 0}, "ttl\n  Input should be greater than 0"),
     ],
 )
 def test_a_wrong_setting_is_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as raised:
-        ExecserverRuntimeConfig(**settings)
+        ExecServerRuntimeConfig(**settings)
     assert message in str(raised.value)
 
 
 async def test_a_deployment_is_made_from_settings_and_tells_its_steps(url: str, tmp_path: Path) -> None:
-    config = ExecserverDeploymentConfig(url=url, cwd=str(tmp_path), sandbox="read-only")
-    deployment = ExecserverDeploymentConfig(**config.model_dump()).get_deployment()
-    assert isinstance(deployment, ExecserverDeployment)
+    config = ExecServerDeploymentConfig(url=url, cwd=str(tmp_path), sandbox="read-only")
+    deployment = ExecServerDeploymentConfig(**config.model_dump()).get_deployment()
+    assert isinstance(deployment, ExecServerDeployment)
     steps: list[tuple[str, str]] = []
     deployment.add_hook(SetStatusDeploymentHook("one", lambda name, step: steps.append((name, step))))
     with pytest.raises(DeploymentNotStartedError):
@@ -225,7 +225,7 @@ async def test_a_deployment_is_made_from_settings_and_tells_its_steps(url: str, 
 async def test_a_deployment_that_cannot_start_says_why(
     url: str, tmp_path: Path, cwd: str, message: str
 ) -> None:
-    deployment = ExecserverDeployment(url=url if cwd else f"unix://{tmp_path}/none", cwd=cwd)
+    deployment = ExecServerDeployment(url=url if cwd else f"unix://{tmp_path}/none", cwd=cwd)
     with pytest.raises(DeploymentStartupError, match=message):
         await deployment.start()
     assert not await deployment.is_alive()
@@ -233,7 +233,7 @@ async def test_a_deployment_that_cannot_start_says_why(
 
 
 async def test_a_closed_runtime_says_so(url: str) -> None:
-    runtime = ExecserverRuntime(url=url)
+    runtime = ExecServerRuntime(url=url)
     assert await runtime.is_alive()
     await runtime.close()
     await runtime.close()
@@ -243,7 +243,7 @@ async def test_a_closed_runtime_says_so(url: str) -> None:
 
 
 async def test_a_forgotten_runtime_leaves_neither_thread_nor_process(url: str, tmp_path: Path) -> None:
-    runtime, left = ExecserverRuntime(url=url, cwd=str(tmp_path), sandbox=None), Left()
+    runtime, left = ExecServerRuntime(url=url, cwd=str(tmp_path), sandbox=None), Left()
     await execute(runtime, "sh", "-c", IN_BACKGROUND.format(sleep=left.sleep))
     left.wait_running()
     del runtime
@@ -257,14 +257,14 @@ def test_a_program_that_ends_without_stopping_its_deployment_leaves_nothing(url:
     program = f"""
 import asyncio
 from swerex.runtime.abstract import BashAction, CreateBashSessionRequest
-from execclient.integrations.swe_rex import ExecserverDeployment
+from execclient.integrations.swe_rex import ExecServerDeployment
 
 async def main(deployment):
     await deployment.start()
     await deployment.runtime.create_session(CreateBashSessionRequest())
     await deployment.runtime.run_in_session(BashAction(command="{left.sleep} &"))
 
-deployment = ExecserverDeployment(url={url!r}, cwd={str(tmp_path)!r}, sandbox=None)
+deployment = ExecServerDeployment(url={url!r}, cwd={str(tmp_path)!r}, sandbox=None)
 asyncio.run(main(deployment))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

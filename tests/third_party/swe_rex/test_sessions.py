@@ -27,12 +27,12 @@ from swerex.runtime.abstract import (
     CreateBashSessionRequest,
 )
 
-from execclient.integrations.swe_rex import ExecserverRuntime
+from execclient.integrations.swe_rex import ExecServerRuntime
 from tests.support.background import Left
 from tests.support.servers import server_of
 from tests.support.wire import PATIENCE, Server
 
-Runtime = ExecserverRuntime
+Runtime = ExecServerRuntime
 
 
 async def run(runtime: Runtime, command: str, **members: object) -> BashObservation:
@@ -85,7 +85,7 @@ async def test_output_is_whole_and_every_command_runs_once_while_servers_are_kil
 
 
 def test_every_call_may_have_an_event_loop_of_its_own(url: str, tmp_path: Path) -> None:
-    runtime = ExecserverRuntime(url=url, cwd=str(tmp_path))
+    runtime = ExecServerRuntime(url=url, cwd=str(tmp_path))
     asyncio.run(runtime.create_session(CreateBashSessionRequest()))
     asyncio.run(run(runtime, "x=42"))
     assert asyncio.run(output(runtime, "echo $x")) == "42\n"
@@ -96,10 +96,10 @@ async def test_a_session_of_a_killed_program_goes_on_in_another_one(url: str, tm
     program = f"""
 import asyncio
 from swerex.runtime.abstract import BashAction, CreateBashSessionRequest
-from execclient.integrations.swe_rex import ExecserverRuntime
+from execclient.integrations.swe_rex import ExecServerRuntime
 
 async def main():
-    runtime = ExecserverRuntime(url={url!r}, cwd={str(tmp_path)!r}, session_ttl=120)
+    runtime = ExecServerRuntime(url={url!r}, cwd={str(tmp_path)!r}, ttl=120)
     await runtime.create_session(CreateBashSessionRequest(session="mine"))
     await runtime.run_in_session(BashAction(command="state=kept; echo seen", session="mine"))
     print(runtime.session_id, flush=True)
@@ -116,7 +116,7 @@ asyncio.run(main())
                 await asyncio.sleep(0.01)
         first.kill()
 
-    runtime = ExecserverRuntime(url=url, cwd=str(tmp_path), session_id=session_id)
+    runtime = ExecServerRuntime(url=url, cwd=str(tmp_path), session_id=session_id)
     with pytest.raises(SessionExistsError):
         await runtime.create_session(CreateBashSessionRequest(session="mine"))
     lines = "".join(f"line {n}\n" for n in range(1, 6))
@@ -128,12 +128,12 @@ asyncio.run(main())
 
 
 async def test_a_runtime_that_keeps_its_session_is_continued(url: str, tmp_path: Path) -> None:
-    first = ExecserverRuntime(url=url, cwd=str(tmp_path), keep=True)
+    first = ExecServerRuntime(url=url, cwd=str(tmp_path), keep=True)
     await first.create_session(CreateBashSessionRequest())
     await run(first, "x=kept")
     await first.close()
 
-    second = ExecserverRuntime(url=url, cwd=str(tmp_path), session_id=first.session_id)
+    second = ExecServerRuntime(url=url, cwd=str(tmp_path), session_id=first.session_id)
     assert await output(second, "echo $x") == "kept\n"
     await second.close_session(CloseBashSessionRequest())
     await second.create_session(CreateBashSessionRequest())
@@ -272,7 +272,7 @@ async def test_a_command_that_ends_the_shell_ends_the_session(runtime_with_defau
 
 @pytest.mark.parametrize("way", ["session", "runtime"])
 async def test_the_end_of_a_session_kills_what_runs_in_it(url: str, tmp_path: Path, way: str) -> None:
-    runtime, left = ExecserverRuntime(url=url, cwd=str(tmp_path), sandbox=None), Left()
+    runtime, left = ExecServerRuntime(url=url, cwd=str(tmp_path), sandbox=None), Left()
     await runtime.create_session(CreateBashSessionRequest())
     await run(runtime, f"setsid nohup {left.sleep} >/dev/null 2>&1 &")
     left.wait_running()

@@ -19,7 +19,7 @@ from types import ModuleType
 import pytest
 from swerex.runtime.abstract import BashAction, Command
 
-from execclient.integrations.swe_rex import ExecserverDeployment, ExecserverRuntime
+from execclient.integrations.swe_rex import ExecServerDeployment, ExecServerRuntime
 
 SUITE = Path(sys.prefix) / "sdist/tests"
 """`make integrations` unpacks it beside the environment."""
@@ -59,12 +59,12 @@ for _name, _each in _modules.items():
 @pytest.fixture(autouse=True)
 def ours(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our classes in the place of those that the tests make themselves."""
-    deployment = partial(ExecserverDeployment, url=url, cwd=str(tmp_path))
+    deployment = partial(ExecServerDeployment, url=url, cwd=str(tmp_path))
     monkeypatch.setattr(_modules["test_local_deployment"], "LocalDeployment", deployment)
     monkeypatch.setattr(_modules["test_dummy_deployment"], "DummyDeployment", deployment)
 
-    def unreachable(host: str, auth_token: str) -> ExecserverRuntime:
-        return ExecserverRuntime(url=f"unix://{tmp_path}/{host.rpartition('/')[2]}")
+    def unreachable(host: str, auth_token: str) -> ExecServerRuntime:
+        return ExecServerRuntime(url=f"unix://{tmp_path}/{host.rpartition('/')[2]}")
 
     monkeypatch.setattr(_modules["test_execution"], "RemoteRuntime", unreachable)
 

@@ -135,7 +135,7 @@ async def _copy(
     executor: Executor, sources: Sequence[str], destination: str, options: CopyOptions, report: CopyReport
 ) -> None:
     sandbox = await file_sandbox(executor, options.sandbox, executor.cwd)
-    files = executor.fs if sandbox is None else executor.fs.confined(sandbox)
+    files = executor.files(sandbox)
     await _Copier(files, executor, destination, options, report).copy(sources)
 
 

@@ -10,6 +10,7 @@ from execclient.commands.options import (
     add_command,
     add_daemon,
     add_json,
+    add_policy,
     add_sandbox,
     command_of,
     daemon_of,
@@ -133,19 +134,7 @@ def _add_policy(parser: Parser) -> None:
         "if it may run, 10 if it needs an approval, 20 if it is forbidden.",
     )
     add_command(check)
-    check.add_argument(
-        "--rules",
-        action="append",
-        type=Path,
-        metavar="FILE",
-        help="use this rule file instead of those of a home; may be repeated",
-    )
-    check.add_argument(
-        "--home",
-        type=Path,
-        metavar="D",
-        help="use D/rules/*.rules (default: EXECSERVER_POLICY_HOME, else ~/.config/execserver)",
-    )
+    add_policy(check)
     check.add_argument(
         "--cwd", type=Path, metavar="D", help="working directory of the command (default: the current one)"
     )
@@ -154,12 +143,6 @@ def _add_policy(parser: Parser) -> None:
         action=BooleanOptionalAction,
         default=True,
         help="whether matchedRules includes rules on the name of a program that is given by its path",
-    )
-    check.add_argument(
-        "--approval",
-        default="on-request",
-        metavar="POLICY",
-        help="when to ask: a name, or a granular policy as JSON (default: on-request)",
     )
     check.add_argument("--parity", action="store_true", help="read scripts exactly as codex does")
     add_json(check)

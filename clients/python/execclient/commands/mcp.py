@@ -10,6 +10,7 @@ from execclient.commands.options import (
     WORKSPACE_WRITE,
     Command,
     add_daemon,
+    add_policy,
     add_sandbox,
     sandbox_of,
 )
@@ -34,25 +35,7 @@ def _add_mcp(parser: Parser) -> None:
     add_sandbox(parser, f"limits of commands and file tools (default: {WORKSPACE_WRITE})")
     parser.set_defaults(sandbox=WORKSPACE_WRITE)
     parser.add_argument("--network", action="store_true", help="with a sandbox: allow the network")
-    parser.add_argument(
-        "--approval",
-        default="on-request",
-        metavar="POLICY",
-        help="when to ask: a name, or a granular policy as JSON (default: on-request)",
-    )
-    parser.add_argument(
-        "--rules",
-        action="append",
-        type=Path,
-        metavar="FILE",
-        help="use this rule file instead of those of a home; may be repeated",
-    )
-    parser.add_argument(
-        "--home",
-        type=Path,
-        metavar="D",
-        help="use D/rules/*.rules (default: EXECSERVER_POLICY_HOME, else ~/.config/execserver)",
-    )
+    add_policy(parser)
     parser.add_argument(
         "--max-wait",
         type=values.duration,
@@ -126,12 +109,13 @@ def _mcp(options: Namespace) -> int:
         options.parser.error(str(error))
     guard = _guard(options)
     try:
-        from execclient.integrations.mcp.stdio import serve_stdio
+        from execclient.integrations.mcp.server import serve_stdio
         from execclient.integrations.mcp.workspace import CannotServe, Options
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRA:
             raise
-        print_message(f"execserver mcp needs {error.name}: {INSTALL}")
+        print_message(f"execserver mcp needs {package.replace('_', '-')}: {INSTALL}")
         return FAILED
 
     async def serve() -> int:

@@ -48,6 +48,29 @@ class Command(NamedTuple):
         return f"%(prog)s {self.usage}"
 
 
+def add_policy(parser: Parser) -> None:
+    """Add the options that choose the rules for commands, and when the user is asked."""
+    parser.add_argument(
+        "--rules",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="use this rule file instead of those of a home; may be repeated",
+    )
+    parser.add_argument(
+        "--home",
+        type=Path,
+        metavar="D",
+        help="use D/rules/*.rules (default: EXECSERVER_POLICY_HOME, else ~/.config/execserver)",
+    )
+    parser.add_argument(
+        "--approval",
+        default="on-request",
+        metavar="POLICY",
+        help="when to ask: a name, or a granular policy as JSON (default: on-request)",
+    )
+
+
 def add_daemon(parser: Parser) -> None:
     """Add the options that name a daemon."""
     url = parser.add_argument(

@@ -1,11 +1,13 @@
 """The terminals and files of an ACP client, at an execserver daemon.
 
-class Editor(ExecServerClient, acp.Client):
-async def session_update(self, session_id, update, **kwargs): ...
-async def request_permission(self, session_id, tool_call, options, **kwargs): ...
+    class Editor(ExecServerClient, acp.Client):
+        async def session_update(self, session_id, update, **kwargs): ...
+        async def request_permission(self, session_id, tool_call, options, **kwargs): ...
 
-async with connect() as executor:
-client = Editor(executor, workspace="/srv/app")
+    async with connect() as executor:
+        client = Editor(executor, workspace="/srv/app")
+
+Needs the extra: `pip install "execclient[acp]"`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,6 @@ from acp.schema import (
 from execclient import (
     ExecServerError,
     Executor,
-    NotFound,
     OutputGap,
     Process,
     Refused,
@@ -87,9 +88,7 @@ class ExecServerClient:
         """Its absolute path, for `new_session`."""
         # Fixed here: the working directory of a call is no workspace.
         self._sandbox = arguments.sandbox(sandbox, self.workspace, "workspace")
-        self._files = executor.fs
-        if sandbox is not None:
-            self._files = executor.fs.confined(sandbox, workspace=self.workspace)
+        self._files = executor.files(sandbox, workspace=self.workspace)
         self._terminals: dict[tuple[str, str], _Terminal] = {}
 
     async def create_terminal(
@@ -188,19 +187,9 @@ class ExecServerClient:
         self, session_id: str, path: str, content: str, **kwargs: Any
     ) -> WriteTextFileResponse:
         """Write a file in place, as UTF-8; missing folders above it are created."""
-        files = self._files
-
-        async def write() -> None:
-            try:
-                await files.write_text(path, content)
-            except NotFound:
-                await files.mkdir(posixpath.dirname(path), parents=True)
-                await files.write_text(path, content)
-
         _absolute(path, "path")
         try:
-            # Often: a file of some size takes longer than some connections last.
-            await repeated(partial(repeated, write))
+            await repeated(partial(self._files.write_text, path, content, parents=True))
         except (OSError, ValueError, ExecServerError) as error:
             raise _request_error(error) from error
         return WriteTextFileResponse()

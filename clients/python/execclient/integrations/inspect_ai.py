@@ -10,12 +10,13 @@ import errno
 import os
 import posixpath
 import shlex
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from logging import getLogger
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, overload
+from typing import Any, ClassVar, Literal, overload
 
 import anyio
 from inspect_ai.util import (
@@ -29,7 +30,7 @@ from inspect_ai.util import (
     SandboxUserUnsupportedError,
     sandboxenv,
 )
-from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
+from pydantic import BaseModel, Field
 
 from execclient.client import Executor, connect
 from execclient.environment_policy import Inherit
@@ -38,14 +39,14 @@ from execclient.errors import (
     ExecServerError,
     ExecutorClosed,
     NotFound,
-    OutcomeUnknown,
     Refused,
     SessionAttached,
     SessionLost,
 )
-from execclient.govern.sandbox import ReadOnly, SandboxPolicy, WorkspaceWrite, sandbox_policy
+from execclient.file_session import repeated
+from execclient.govern.sandbox import ReadOnly, WorkspaceWrite
+from execclient.integrations.settings import SandboxSetting
 from execclient.process import Process
-from execprotocol.path_uri import parse_path_uri
 
 FOLDER = ".cache/execserver/inspect"
 """Of the samples, in the home folder of the daemon's user: commands of all samples may write to `/tmp`."""
@@ -76,11 +77,7 @@ class ExecServerSandboxConfig(BaseModel, frozen=True, extra="forbid"):
     """The daemon; by default `EXECSERVER_URL`, else the daemon's default socket."""
     token_file: str | None = None
     """A file with the bearer token; by default as for `execclient.connect`."""
-    sandbox: Annotated[
-        SandboxPolicy | None,
-        PlainValidator(lambda value: None if value is None else sandbox_policy(value)),
-        PlainSerializer(lambda policy: None if policy is None else policy.to_json()),
-    ] = WorkspaceWrite()
+    sandbox: SandboxSetting = WorkspaceWrite()
     """Limits commands and file access; None for no limits. The workspace is the working directory."""
     inherit: Inherit = "core"
     """The variables of the daemon that commands inherit: all, the core (HOME, PATH, …) or none."""
@@ -138,7 +135,7 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
         self._tools = posixpath.join(self._place, "tools")
         folders = [self.directory, self._tools]
         self._sandbox = None if policy is None else policy.context(self.directory, folders)
-        self._files = executor.fs if self._sandbox is None else executor.fs.confined(self._sandbox)
+        self._files = executor.files(self._sandbox)
         self._inherit = config.inherit
         self._users: list[str] = []
         self._server: Process | None = None
@@ -286,7 +283,7 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
                 )
         except FileNotFoundError as error:
             return ExecResult(False, NOT_FOUND, "", f"{error}\n")
-        stdout, stderr = _text(result.stdout), _text(result.stderr)
+        stdout, stderr = result.text, result.stderr_text
         if result.timed_out:
             raise CommandTimeoutError(f"Command timed out after {timeout} seconds", stdout + stderr)
         if result.stdout_truncated or result.stderr_truncated:
@@ -343,8 +340,7 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
         data = contents.encode() if isinstance(contents, str) else contents
         whole = len(data) <= ONE_WRITE_BYTES
         with _permission_errors(path):
-            await _repeated(lambda: self._files.mkdir(posixpath.dirname(path), parents=True))
-            await _repeated(lambda: self._files.write_bytes(path, data if whole else b""))
+            await repeated(partial(self._files.write_bytes, path, data if whole else b"", parents=True))
         if not whole:
             argv = ["sh", "-c", 'exec cat > "$1"', "sh", path]
             await self.executor.run(argv, input=data, sandbox=self._sandbox, check=True)
@@ -370,21 +366,16 @@ class ExecServerSandboxEnvironment(SandboxEnvironment):
         return posixpath.join(self.directory, path)
 
 
-def _text(output: bytes) -> str:
-    return output.decode(errors="replace")
-
-
 def _show(text: str) -> None:
     print(text)  # noqa: T201 - as other sandbox environments do
 
 
 def _home(executor: Executor) -> str:
-    home = executor.info.get("userHomeDir")
-    if home is None:
+    if executor.home is None:
         raise RuntimeError(
             f"the user of the daemon at {executor.url} has no home folder for working directories"
         )
-    return parse_path_uri(home)
+    return executor.home
 
 
 def _place(executor: Executor, session_id: str = "") -> str:
@@ -419,19 +410,9 @@ async def _clean_up(executor: Executor, config: ExecServerSandboxConfig, name: s
     _show(f"{name} is removed.")
 
 
-async def _repeated(call: Callable[[], Awaitable[object]]) -> None:
-    """Make a call whose second time changes nothing, again if the connection is lost meanwhile."""
-    while True:
-        try:
-            await call()
-        except OutcomeUnknown:
-            continue
-        return
-
-
 @contextmanager
 def _unavailable() -> Iterator[None]:
-    """What keeps a command from being run, other than its program and its permissions."""
+    """Raise `SandboxUnavailableError` for a failure of the sandbox, and not of the command."""
     try:
         yield
     except PermissionError:

@@ -1,8 +1,10 @@
-"""An environment of mini-swe-agent. Needs the extra: `pip install "execclient[mini_swe_agent]"`.
+"""An environment of mini-swe-agent at an execserver daemon.
 
-environment:
-environment_class: execclient.integrations.mini_swe_agent.ExecserverEnvironment
-cwd: /home/me/project
+    environment:
+      environment_class: execclient.integrations.mini_swe_agent.ExecServerEnvironment
+      cwd: /home/me/project
+
+Needs the extra: `pip install "execclient[mini_swe_agent]"`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from execclient.results import RunResult
 from execclient.shells import stderr_to_stdout
 from execclient.sync import connect
 
-__all__ = ["ExecserverEnvironment", "ExecserverEnvironmentConfig"]
+__all__ = ["ExecServerEnvironment", "ExecServerEnvironmentConfig"]
 
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """The first line of the output of a command that ends the task."""
@@ -41,8 +43,8 @@ _UNAME = "for field in s n r v m p; do uname -$field 2>/dev/null || echo; done"
 """The fields of `platform.uname_result`, in order."""
 
 
-class ExecserverEnvironmentConfig(BaseModel):
-    """The settings of an `ExecserverEnvironment`: keyword arguments, or the table `environment` in YAML."""
+class ExecServerEnvironmentConfig(BaseModel):
+    """The settings of an `ExecServerEnvironment`: keyword arguments, or the table `environment` in YAML."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -59,7 +61,7 @@ class ExecserverEnvironmentConfig(BaseModel):
     sandbox: SandboxSetting = WorkspaceWrite()
 
 
-class ExecserverEnvironment:
+class ExecServerEnvironment:
     """Runs the commands of an agent at an execserver daemon, each in a sandbox.
 
     The environment has a session at the daemon, which ends with `cleanup`, with the garbage collection of the
@@ -67,7 +69,7 @@ class ExecserverEnvironment:
 
     Args:
         config_class: the class of the settings.
-        **kwargs: the settings, those of `ExecserverEnvironmentConfig`.
+        **kwargs: the settings, those of `ExecServerEnvironmentConfig`.
 
     Raises:
         ConnectionFailed: there is no daemon; the message says how to start one.
@@ -77,7 +79,7 @@ class ExecserverEnvironment:
     def __init__(
         self,
         *,
-        config_class: type[ExecserverEnvironmentConfig] = ExecserverEnvironmentConfig,
+        config_class: type[ExecServerEnvironmentConfig] = ExecServerEnvironmentConfig,
         **kwargs: Any,
     ) -> None:
         self.config = config_class(**kwargs)

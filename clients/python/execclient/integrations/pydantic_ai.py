@@ -299,8 +299,7 @@ class ExecServerWorkspaceBackend(
                 opened = await repeated(partial(self._open, executor))
                 if is_command:
                     return await work(opened)
-                # Often: a large file is one request, which takes longer than some connections last.
-                return await repeated(partial(repeated, partial(work, opened)))
+                return await repeated(partial(work, opened))
 
         try:
             return await _in_a_task(working())
@@ -322,7 +321,7 @@ class ExecServerWorkspaceBackend(
         assert self._ref is not None
         root, sandbox = self._ref.id, self._settings.sandbox
         await _check(executor, root)
-        files = executor.fs if sandbox is None else executor.fs.confined(sandbox, workspace=root)
+        files = executor.files(sandbox, workspace=root)
         return _Opened(executor, files, root)
 
     async def _find(self, files: FileSystem) -> WorkspaceRef:
@@ -352,11 +351,7 @@ async def _read(path: str, opened: _Opened) -> bytes:
 
 async def _write(path: str, data: bytes, opened: _Opened) -> None:
     try:
-        try:
-            await opened.files.write_bytes(path, data)
-        except NotFound:
-            await opened.files.mkdir(posixpath.dirname(path), parents=True)
-            await opened.files.write_bytes(path, data)
+        await opened.files.write_bytes(path, data, parents=True)
     except Refused:
         raise await _not_a_file(path, opened) from None
 
@@ -379,21 +374,18 @@ async def _not_a_file(path: str, opened: _Opened) -> OSError:
 def _command_result(result: RunResult, seconds: float | None) -> CommandResult:
     if result.timed_out:
         message = f"the command was killed after its time limit of {seconds:g} s"
-        raise api.WorkspaceTimeoutError(message, stdout=_text(result.stdout), stderr=_text(result.stderr))
+        raise api.WorkspaceTimeoutError(message, stdout=result.text, stderr=result.stderr_text)
     if result.aggregated_truncated:
         limit = MAX_OUTPUT_BYTES
         message = f"more than {limit >> 20} MiB of output: redirect it to a file, and read parts of that"
-        stdout, stderr = (_text(each[:_PREVIEW_BYTES]) for each in (result.stdout, result.stderr))
+        previews = (each[:_PREVIEW_BYTES] for each in (result.stdout, result.stderr))
+        stdout, stderr = (each.decode(errors="replace") for each in previews)
         raise api.WorkspaceOutputLimitError(message, limit=limit, stdout=stdout, stderr=stderr)
-    stderr = _text(result.stderr)
+    stderr = result.stderr_text
     if result.ended_with_sandbox:
         names = ", ".join(result.ended_with_sandbox["names"])
         stderr += f"\nexecserver: background processes ended with the sandbox of this command: {names}\n"
-    return CommandResult(exit_code=result.exit_code, stdout=_text(result.stdout), stderr=stderr)
-
-
-def _text(data: bytes) -> str:
-    return data.decode(errors="replace")
+    return CommandResult(exit_code=result.exit_code, stdout=result.text, stderr=stderr)
 
 
 async def _check(executor: Executor, root: str) -> None:

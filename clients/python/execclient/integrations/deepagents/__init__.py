@@ -1,6 +1,6 @@
 """A sandbox for deepagents at an execserver daemon.
 
-    with ExecserverSandbox(connect(), root_dir="/srv/app") as sandbox:
+    with ExecServerSandbox(connect(), root_dir="/srv/app") as sandbox:
         agent = create_deep_agent(model="anthropic:claude-opus-5-5", backend=sandbox)
 
 Each operation is one coroutine on the loop of the sandbox's own thread (`operations`). The methods of
@@ -26,7 +26,7 @@ from execclient.arguments import AnyPath, Sandbox
 from execclient.integrations.deepagents.operations import Operations
 from execclient.loop_thread import LoopThread
 
-__all__ = ["ExecserverSandbox"]
+__all__ = ["ExecServerSandbox"]
 
 MAX_COMMAND_BYTES = 10 << 20
 
@@ -40,7 +40,7 @@ def _blocking(
     """The method with the arguments of an operation that waits for its result."""
 
     @functools.wraps(operation)
-    def call(self: ExecserverSandbox, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: ExecServerSandbox, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._thread.call(lambda: operation(self._operations, *args, **kwargs))
 
     return call
@@ -52,13 +52,13 @@ def _awaiting(
     """The same, to be awaited on any event loop. Cancelling cancels the operation, and kills its command."""
 
     @functools.wraps(operation)
-    async def call(self: ExecserverSandbox, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def call(self: ExecServerSandbox, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return await self._thread.call_async(lambda: operation(self._operations, *args, **kwargs))
 
     return call
 
 
-class ExecserverSandbox(BaseSandbox):
+class ExecServerSandbox(BaseSandbox):
     """A folder at a daemon, with its commands and files, for `create_deep_agent(backend=…)`.
 
     Paths are those of the executor's machine; relative ones begin at `root_dir`. Commands are run by `sh`.
@@ -99,7 +99,7 @@ class ExecserverSandbox(BaseSandbox):
             root = posixpath.join(executor.cwd, root_dir or "")
             self._operations = Operations(
                 executor,
-                executor.fs if sandbox is None else executor.fs.confined(sandbox, workspace=root),
+                executor.files(sandbox, workspace=root),
                 sandbox,
                 root,
                 timeout,

@@ -1,4 +1,4 @@
-"""What a model reads: texts for results and failures."""
+"""Texts for a model: results and failures."""
 
 from __future__ import annotations
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import posixpath
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from deepagents.backends.protocol import (
     DEFAULT_GREP_TIMEOUT,
@@ -48,6 +47,7 @@ from execclient import (
     TransferFailed,
 )
 from execclient.arguments import Sandbox
+from execclient.file_session import repeated
 from execclient.integrations.deepagents.answers import explained, output_text, page, reason, shown, too_large
 from execclient.search import find, search
 
@@ -55,18 +55,13 @@ MAX_GREP_MATCHES, MAX_GREP_BYTES = 10_000, 4 << 20
 WHOLE_FILE_BYTES = 4 << 20
 """Of larger text files a page is read by the script of deepagents, which needs `python3` at the executor."""
 
-_ATTEMPTS = 20
-"""Of what may be done twice, if connections are lost."""
-
 _FAILURES = (CallFailed, TransferFailed, ValueError)
-"""What a model can do something about. A lost session is an error of the program."""
-
-T = TypeVar("T")
+"""Failures that are reported to the model. A lost session is an error of the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """The methods of a backend, under the names of deepagents. Fields are those of `ExecserverSandbox`."""
+    """The methods of a backend, under the names of deepagents. Fields are those of `ExecServerSandbox`."""
 
     executor: Executor
     files: FileSystem
@@ -181,7 +176,7 @@ class Operations:
             try:
                 await self.files.remove(path, recursive=True)
             except OutcomeUnknown:
-                await _again(partial(self.files.remove, path, recursive=True, missing_ok=exists))
+                await repeated(partial(self.files.remove, path, recursive=True, missing_ok=exists))
         except NotFound:
             return DeleteResult(error=f"Error: '{file_path}' not found")
         except _FAILURES as error:
@@ -269,17 +264,7 @@ class Operations:
                 await self.files.mkdir(posixpath.dirname(path), parents=True)
                 await self.files.upload(io.BytesIO(content), path)
 
-        await _again(put)
-
-
-async def _again(act: Callable[[], Awaitable[T]]) -> T:
-    """The result of what may be done twice, which is done again after a lost connection."""
-    for _ in range(_ATTEMPTS - 1):
-        try:
-            return await act()
-        except OutcomeUnknown:
-            continue
-    return await act()
+        await repeated(put)
 
 
 def _is_absolute(path: str) -> bool:

@@ -1,7 +1,6 @@
 """The files of a daemon for fsspec: `fsspec.filesystem("execserver")`, `fsspec.open("execserver:///PATH")`.
 
-    paths.py         paths and URLs
-    file_system.py   the file system: listings, contents, changes of names
+    file_system.py   the file system: URLs, listings, contents, changes of names
     open_files.py    files that `open` and `open_async` return
     sessions.py      a session for each event loop, and calls that outlast it
 

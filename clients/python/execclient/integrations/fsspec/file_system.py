@@ -12,6 +12,7 @@ import errno
 import io
 import os
 import posixpath
+import re
 import stat
 import time
 import weakref
@@ -22,9 +23,10 @@ from functools import partial
 from glob import has_magic
 from typing import Any, BinaryIO
 
-from fsspec.asyn import sync_teardown, sync_wrapper
+from fsspec.asyn import AsyncFileSystem, sync_teardown, sync_wrapper
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.exceptions import FSTimeoutError
+from fsspec.utils import stringify_path
 
 from execclient import (
     Executor,
@@ -46,7 +48,6 @@ from execclient.integrations.fsspec.open_files import (
     ExecServerFile,
     check_readable,
 )
-from execclient.integrations.fsspec.paths import Paths
 from execclient.integrations.fsspec.sessions import Sessions
 from execclient.local_files import part_path
 
@@ -58,7 +59,41 @@ _FSSPEC_OPTIONS = frozenset(
 )
 """Storage options that every file system of fsspec takes. Listings are not cached here."""
 
+_PREFIX = "execserver://"
+_HOST = re.compile(r"(?P<host>[^/]+:\d+)(?P<path>/.*|)", re.DOTALL)
+
 Info = dict[str, Any]
+
+
+class Paths(AsyncFileSystem):
+    """How a file system of the protocol takes URLs apart.
+
+    A path without a slash in front is relative to the daemon's working directory, which is not known before
+    a connection. So it stays relative, and the empty path is that directory.
+    """
+
+    protocol = "execserver"
+    root_marker = ""
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(each) for each in path]
+        return _path_in(str(stringify_path(path)))
+
+    def unstrip_protocol(self, name: str) -> str:
+        """The URL of a path. It does not have the daemon's address."""
+        path = self._strip_protocol(name)
+        return f"{_PREFIX}./{path}" if _HOST.fullmatch(path) else f"{_PREFIX}{path}"
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, str]:
+        found = _HOST.fullmatch(path.removeprefix(_PREFIX)) if path.startswith(_PREFIX) else None
+        return {"daemon_url": f"ws://{found['host']}"} if found else {}
+
+    @classmethod
+    def _parent(cls, path: str) -> str:
+        return posixpath.dirname(str(cls._strip_protocol(path)))
 
 
 class ExecServerFileSystem(Paths):
@@ -102,7 +137,8 @@ class ExecServerFileSystem(Paths):
         self.auto_mkdir = auto_mkdir
         # They must not refer to this object, which would then never be collected.
         self._sessions = Sessions(
-            partial(connect, daemon_url, **(connect_options or {})), partial(_files, self.sandbox, workspace)
+            partial(connect, daemon_url, **(connect_options or {})),
+            partial(Executor.files, sandbox=self.sandbox, workspace=workspace),
         )
         if not self.asynchronous:
             weakref.finalize(self, _close_at_end, os.getpid(), self._loop, self._sessions)
@@ -413,14 +449,20 @@ class ExecServerFileSystem(Paths):
     mv = sync_wrapper(_mv)
 
 
+def _path_in(url: str) -> str:
+    """The path in a URL, or in a path, without a slash at its end."""
+    path = url.removeprefix("execserver::")
+    if path.startswith(_PREFIX):
+        path = path.removeprefix(_PREFIX)
+        if found := _HOST.fullmatch(path):
+            path = found["path"] or "/"
+    return path.rstrip("/") or path[:1]
+
+
 def _policy(sandbox: Sandbox | str | None) -> Sandbox | None:
     if isinstance(sandbox, str) or (isinstance(sandbox, Mapping) and "type" in sandbox):
         return sandbox_policy(sandbox)
     return sandbox
-
-
-def _files(sandbox: Sandbox | None, workspace: str | None, executor: Executor) -> FileSystem:
-    return executor.fs if sandbox is None else executor.fs.confined(sandbox, workspace=workspace)
 
 
 def _info_of(path: str, found: Stat) -> Info:

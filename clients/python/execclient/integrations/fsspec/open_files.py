@@ -18,10 +18,10 @@ Transfer = Callable[[BinaryIO], Awaitable[None]]
 
 
 class Contents:
-    """What is written to a file, on this machine.
+    """The new content of a file that is being written, on this machine.
 
     Args:
-        fetch: for appending: reads what the file has into a local file.
+        fetch: for appending: reads the present content into a local file.
         store: creates or replaces the file with the content of a local file.
     """
 
@@ -32,7 +32,7 @@ class Contents:
         self._file = cast("BinaryIO", spool)  # it has the methods, and another base
 
     async def begin(self) -> None:
-        """Fetch what the file has, for appending."""
+        """Fetch the present content, for appending."""
         if self._fetch is not None:
             await self._fetch(self._file)
 

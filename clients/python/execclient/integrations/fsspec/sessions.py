@@ -7,10 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
 from execclient import Executor, FileSystem, OutcomeUnknown, SessionLost
-
-ATTEMPTS = 8
-RETRY_SECONDS = 60.0
-"""A call is made again, if connections are lost, until it has had so many attempts and so much time."""
+from execclient.file_session import repeated
 
 CALLS = 64
 """Under way on one connection. Each has at most one handle, and a connection has at most 128."""
@@ -46,19 +43,17 @@ class Sessions:
 
     async def call(self, call: Callable[[FileSystem], Awaitable[T]]) -> T:
         """Make a call that may be made twice, again if the connection or the session is lost."""
-        clock = asyncio.get_running_loop().time
-        end, attempts = clock() + RETRY_SECONDS, 0
-        while True:
+
+        async def attempt() -> T:
             session = await self._current()
-            attempts += 1
             try:
                 async with session.free:
                     return await call(session.files)
-            except (OutcomeUnknown, SessionLost) as error:
-                if attempts >= ATTEMPTS and clock() >= end:
-                    raise
-                if isinstance(error, SessionLost):
-                    await self._forget(session)
+            except SessionLost:
+                await self._forget(session)
+                raise
+
+        return await repeated(attempt, after=(OutcomeUnknown, SessionLost))
 
     async def change(
         self, call: Callable[[FileSystem], Awaitable[object]], done: type[Exception] | None

@@ -1,4 +1,4 @@
-"""The MCP server: lists the tools of a toolset, and carries out calls of them.
+"""The MCP server: lists the tools of a toolset, and carries out calls of them, for one host or for several.
 
 Rules kept in this file:
 
@@ -13,12 +13,15 @@ Rules kept in this file:
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Sequence
 from typing import Final
 
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 
 from execclient.arguments import new_id
@@ -116,6 +119,21 @@ class McpServer:
             del self._questions[call_id]
             self.workspace.save_soon()
         return types.CallToolResult.model_validate(result.to_mcp())
+
+
+async def serve_stdio(options: Options) -> int:
+    """Serve one host until stdin ends; returns the exit status. Raises as `Workspace.check`."""
+    if not os.isatty(0):
+        # ^C in the terminal of a host is sent to its servers, too, and is no message for them.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
+    served = McpServer(options)
+    await served.workspace.check()
+    try:
+        async with stdio_server() as (incoming, outgoing):
+            await served.server.run(incoming, outgoing, served.server.create_initialization_options())
+    finally:
+        await served.close()
+    return 0
 
 
 def _host(context: Context) -> str:

@@ -1,4 +1,4 @@
-"""What a server needs to find its commands again after it was killed: a file, locked by its server.
+"""The state of a server, in a file that it locks. After a kill the next server finds the commands by it.
 
 The files are in `$XDG_STATE_HOME/execserver/mcp`, for their owner only. Servers with the same key (the
 daemon, the workspace and the host) have files with different numbers: a server takes the first one that no

@@ -1,4 +1,4 @@
-"""What a session of the SDK may touch: the sandbox of its commands, and that of its host's own acts."""
+"""The sandboxes of a session of the SDK: that of its commands, and that of its host's own acts."""
 
 from __future__ import annotations
 

@@ -53,8 +53,7 @@ async def pack(executor: Executor, access: Access, temporary: str, skipped: Iter
         result = await executor.run(["sh", "-c", 'umask 077; exec "$@"', "sh", *argv], sandbox=sandbox)
         if result.exit_code not in (0, 1):  # 1: a file changed while it was read
             raise _unreadable(access.root, result.stderr_text)
-        files = executor.fs if sandbox is None else executor.fs.confined(sandbox)
-        await files.download(path, local)
+        await executor.files(sandbox).download(path, local)
         local.seek(0)
         return await asyncio.to_thread(
             strip_tar_member_prefix, local, prefix=_TOP, relativize_symlinks_under=access.root

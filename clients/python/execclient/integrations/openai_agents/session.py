@@ -8,6 +8,7 @@ import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
 
 from agents.sandbox import Manifest
@@ -37,10 +38,10 @@ from execclient.errors import (
     CallFailed,
     ExecServerError,
     NotFound,
-    OutcomeUnknown,
     StartDenied,
     StartMissing,
 )
+from execclient.file_session import repeated
 from execclient.filesystem import FileSystem
 from execclient.integrations.openai_agents.access import Access, Context
 from execclient.integrations.openai_agents.archive import pack, received, unpack
@@ -55,7 +56,7 @@ _AS_HOST: ContextVar[bool] = ContextVar("as_host", default=False)
 """Whether the host makes or restores the workspace, and no model or program acts."""
 
 _REPEATED_BYTES = 1 << 20
-"""What is written in one request, which is sent again after a lost connection. More is sent as input."""
+"""Content up to this size is written by one request, which is repeated; more is the input of a command."""
 
 _EXISTS = 17
 _CREATE = f'if [ -e "$1" ] || [ -L "$1" ]; then exit {_EXISTS}; fi; set -C; cat > "$1"'
@@ -92,7 +93,7 @@ class ExecServerSandboxSession(BaseSandboxSession):
 
     async def _connected(self) -> Link:
         if self._link is None:
-            with self._starting():
+            with _starting(self._access.root):
                 self._link = await self._links.open(self.state)
         return self._link
 
@@ -103,10 +104,17 @@ class ExecServerSandboxSession(BaseSandboxSession):
         return (await self._connected()).terminals
 
     async def place(self, name: str) -> None:
-        """Choose a new folder for the workspace, to which no other session's sandbox may write."""
+        """Choose a new folder for the workspace, to which no other session's sandbox may write.
+
+        Raises:
+            WorkspaceStartError: the daemon is out of reach, or its user has no home folder.
+        """
         executor = await self._executor()
-        home = parse_path_uri(executor.info["userHomeDir"])
-        root = posixpath.join(home, ".cache", "execserver", "openai-agents", name, "workspace")
+        if executor.home is None:
+            await self._shutdown_backend()
+            reason = "the daemon's user has no home folder for a workspace: pass Manifest(root=…)"
+            raise WorkspaceStartError(path=Path(self._access.root), message=reason)
+        root = posixpath.join(executor.home, ".cache", "execserver", "openai-agents", name, "workspace")
         self.state.manifest = self.state.manifest.model_copy(update={"root": root})
         self.state.workspace_root_owned = True
 
@@ -133,7 +141,7 @@ class ExecServerSandboxSession(BaseSandboxSession):
 
     async def _prepare_backend_workspace(self) -> None:
         root, executor = self._access.root, await self._executor()
-        with self._starting():
+        with _starting(self._access.root):
             if await executor.fs.is_dir(root):
                 return
             above = posixpath.dirname(root)
@@ -203,7 +211,7 @@ class ExecServerSandboxSession(BaseSandboxSession):
                 sandbox=self._sandbox,
             )
         except (StartMissing, StartDenied) as error:
-            code, text = self._unstartable(error)
+            code, text = _unstartable(error, self._access.root)
             return ExecResult(stdout=b"", stderr=text, exit_code=code)
         except ExecServerError as error:
             raise failed(argv, error) from error
@@ -253,7 +261,7 @@ class ExecServerSandboxSession(BaseSandboxSession):
                 max_output_tokens=max_output_tokens,
             )
         except (StartMissing, StartDenied) as error:
-            code, text = self._unstartable(error)
+            code, text = _unstartable(error, self._access.root)
             return PtyExecUpdate(process_id=None, output=text, exit_code=code, original_token_count=None)
         except BaseException as error:
             await terminals.end(number)
@@ -288,13 +296,13 @@ class ExecServerSandboxSession(BaseSandboxSession):
         """The content of a file of the workspace; with `user`, if that user may read it."""
         if user is not None:
             await self._check_read_with_exec(path, user=user)
-        with self._reading(path):
+        with _reading(path):
             target = await self._validate_path_access(path)
             return io.BytesIO(await (await self._files()).read_bytes(target))
 
     async def _read_bounded(self, path: Path, *, max_bytes: int) -> bytes:
         target, files = await self._validate_path_access(path), await self._files()
-        with self._reading(path):
+        with _reading(path):
             if (await files.stat(target)).size <= max_bytes:
                 return (await files.read_bytes(target))[:max_bytes]
         head = await self._exec_checked_nonzero("head", "-c", str(max_bytes), "--", target)
@@ -322,11 +330,7 @@ class ExecServerSandboxSession(BaseSandboxSession):
             ) from error
 
     async def _write_bytes(self, path: Path, content: bytes) -> None:
-        files = await self._files()
-        while True:
-            # Written twice is the same as written once, and later.
-            with suppress(OutcomeUnknown):
-                return await files.write_bytes(path, content)
+        await repeated(partial((await self._files()).write_bytes, path, content))
 
     async def _make_folder(self, path: Path, user: str | User | None) -> None:
         try:
@@ -409,37 +413,10 @@ class ExecServerSandboxSession(BaseSandboxSession):
         return self._access.host() if _AS_HOST.get() else self._access.commands()
 
     async def _files(self) -> FileSystem:
-        files, sandbox = (await self._executor()).fs, self._sandbox
-        return files if sandbox is None else files.confined(sandbox)
+        return (await self._executor()).files(self._sandbox)
 
     async def _variables(self) -> dict[str, str]:
         return {"HOME": self._access.root, **await self.state.manifest.environment.resolve()}
-
-    def _unstartable(self, error: StartMissing | StartDenied) -> tuple[int, bytes]:
-        """The exit code and the message of a shell for a command that cannot be started."""
-        if error.path == self._access.root:
-            raise WorkspaceRootNotFoundError(path=Path(self._access.root), cause=error) from error
-        return _NOT_FOUND if isinstance(error, StartMissing) else _NOT_EXECUTABLE, f"{error}\n".encode()
-
-    @contextmanager
-    def _starting(self) -> Iterator[None]:
-        try:
-            yield
-        except ExecServerError as error:
-            again = isinstance(error, ConnectionError | TimeoutError)
-            raise WorkspaceStartError(
-                path=Path(self._access.root), message=str(error), cause=error, retryable=again
-            ) from error
-
-    @contextmanager
-    def _reading(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except NotFound as error:
-            raise WorkspaceReadNotFoundError(path=path, cause=error) from error
-        except ExecServerError as error:
-            reason = {"reason": str(error)}
-            raise WorkspaceArchiveReadError(path=path, context=reason, cause=error) from error
 
 
 def supported(manifest: Manifest) -> None:
@@ -469,6 +446,35 @@ def _as_host() -> Iterator[None]:
         yield
     finally:
         _AS_HOST.reset(token)
+
+
+@contextmanager
+def _starting(root: str) -> Iterator[None]:
+    try:
+        yield
+    except ExecServerError as error:
+        again = isinstance(error, ConnectionError | TimeoutError)
+        raise WorkspaceStartError(
+            path=Path(root), message=str(error), cause=error, retryable=again
+        ) from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except NotFound as error:
+        raise WorkspaceReadNotFoundError(path=path, cause=error) from error
+    except ExecServerError as error:
+        reason = {"reason": str(error)}
+        raise WorkspaceArchiveReadError(path=path, context=reason, cause=error) from error
+
+
+def _unstartable(error: StartMissing | StartDenied, root: str) -> tuple[int, bytes]:
+    """The exit code and the message of a shell for a command that cannot be started."""
+    if error.path == root:
+        raise WorkspaceRootNotFoundError(path=Path(root), cause=error) from error
+    return _NOT_FOUND if isinstance(error, StartMissing) else _NOT_EXECUTABLE, f"{error}\n".encode()
 
 
 def _limit(seconds: float | None) -> float | None:

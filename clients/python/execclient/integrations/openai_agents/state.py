@@ -1,4 +1,4 @@
-"""What the SDK saves of a sandbox session, and the options of a new one."""
+"""The saved state of a sandbox session, and the options of a new one."""
 
 from __future__ import annotations
 

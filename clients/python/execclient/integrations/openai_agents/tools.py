@@ -113,7 +113,7 @@ class ExecServerEditor:
         self._executor = executor
         self._cwd = posixpath.join(executor.cwd, cwd or "")
         self._context = arguments.sandbox(sandbox, self._cwd)
-        self._files = executor.fs if self._context is None else executor.fs.confined(self._context)
+        self._files = executor.files(self._context)
 
     async def create_file(self, operation: ApplyPatchOperation) -> ApplyPatchResult:
         """Create a file with the lines of a diff.

@@ -1,10 +1,12 @@
-"""A runtime and a deployment of SWE-ReX. Needs the extra: `pip install "execclient[swe_rex]"`.
+"""A runtime and a deployment of SWE-ReX at an execserver daemon.
 
-deployment = ExecserverDeployment(cwd="/home/me/project")
-await deployment.start()
-await deployment.runtime.create_session(CreateBashSessionRequest())
-print((await deployment.runtime.run_in_session(BashAction(command="make test"))).output)
-await deployment.stop()
+    deployment = ExecServerDeployment(cwd="/home/me/project")
+    await deployment.start()
+    await deployment.runtime.create_session(CreateBashSessionRequest())
+    print((await deployment.runtime.run_in_session(BashAction(command="make test"))).output)
+    await deployment.stop()
+
+Needs the extra: `pip install "execclient[swe_rex]"`.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ except ImportError as error:
         'execclient.integrations.swe_rex needs SWE-ReX: pip install "execclient[swe_rex]"'
     ) from error
 
-from execclient.integrations.swe_rex.deployment import ExecserverDeployment, ExecserverDeploymentConfig
-from execclient.integrations.swe_rex.runtime import ExecserverRuntime, ExecserverRuntimeConfig
+from execclient.integrations.swe_rex.deployment import ExecServerDeployment, ExecServerDeploymentConfig
+from execclient.integrations.swe_rex.runtime import ExecServerRuntime, ExecServerRuntimeConfig
 
 __all__ = [
-    "ExecserverDeployment",
-    "ExecserverDeploymentConfig",
-    "ExecserverRuntime",
-    "ExecserverRuntimeConfig",
+    "ExecServerDeployment",
+    "ExecServerDeploymentConfig",
+    "ExecServerRuntime",
+    "ExecServerRuntimeConfig",
 ]

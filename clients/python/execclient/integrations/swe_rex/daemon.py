@@ -9,19 +9,19 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from execclient import Executor as CoreExecutor
-from execclient import FileSystem, arguments, connect
+from execclient import arguments, connect
 from execclient.govern.sandbox import WorkspaceWrite
 from execclient.integrations.settings import SandboxSetting
 from execclient.loop_thread import LoopThread
 from execclient.sync import Executor
 
-__all__ = ["Daemon", "ExecserverRuntimeConfig"]
+__all__ = ["Daemon", "ExecServerRuntimeConfig"]
 
 R = TypeVar("R")
 
 
-class ExecserverRuntimeConfig(BaseModel):
-    """The settings of an `ExecserverRuntime`, which are its keyword arguments."""
+class ExecServerRuntimeConfig(BaseModel):
+    """The settings of an `ExecServerRuntime`, which are its keyword arguments."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -35,7 +35,7 @@ class ExecserverRuntimeConfig(BaseModel):
     sandbox: SandboxSetting = WorkspaceWrite()
     session_id: str | None = None
     """The session of an earlier runtime, to continue with its bash sessions."""
-    session_ttl: float | None = Field(None, gt=0)
+    ttl: float | None = Field(None, gt=0)
     """Seconds for which the daemon keeps everything while no runtime is connected; 80 s by default."""
     keep: bool = False
     """Whether `close` leaves everything to the daemon, for a runtime with this `session_id`."""
@@ -48,8 +48,8 @@ class Daemon:
         config: where it is, and the limits.
     """
 
-    def __init__(self, config: ExecserverRuntimeConfig) -> None:
-        options: dict[str, Any] = {"ttl": config.session_ttl, "keep": config.keep, "client_name": "swe-rex"}
+    def __init__(self, config: ExecServerRuntimeConfig) -> None:
+        options: dict[str, Any] = {"ttl": config.ttl, "keep": config.keep, "client_name": "swe-rex"}
         self._thread: LoopThread[CoreExecutor] = LoopThread(
             lambda: connect(config.url, session_id=config.session_id, **options)
         )
@@ -58,15 +58,13 @@ class Daemon:
         """The same without an event loop."""
         try:
             self.cwd = os.path.join(self._core.cwd, config.cwd)
-            self.sandbox = None if config.sandbox is None else arguments.sandbox(config.sandbox, self.cwd)
+            self.sandbox = arguments.sandbox(config.sandbox, self.cwd)
         except BaseException:
             self.executor.close()
             raise
         self.env = config.env
-        self.files: FileSystem = self._core.fs
+        self.files = self._core.files(self.sandbox)
         """With the limits of the sandbox."""
-        if self.sandbox is not None:
-            self.files = self._core.fs.confined(self.sandbox)
 
     def path(self, path: str) -> str:
         """The absolute path."""

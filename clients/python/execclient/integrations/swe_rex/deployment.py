@@ -11,38 +11,38 @@ from swerex.exceptions import DeploymentNotStartedError, DeploymentStartupError
 from swerex.runtime.abstract import IsAliveResponse
 from swerex.utils.log import get_logger
 
-from execclient.integrations.swe_rex.daemon import ExecserverRuntimeConfig
-from execclient.integrations.swe_rex.runtime import ExecserverRuntime
+from execclient.integrations.swe_rex.daemon import ExecServerRuntimeConfig
+from execclient.integrations.swe_rex.runtime import ExecServerRuntime
 
-__all__ = ["ExecserverDeployment", "ExecserverDeploymentConfig"]
+__all__ = ["ExecServerDeployment", "ExecServerDeploymentConfig"]
 
 
-class ExecserverDeploymentConfig(ExecserverRuntimeConfig):
-    """The settings of an `ExecserverDeployment`: those of its runtime, and the `type` that all have."""
+class ExecServerDeploymentConfig(ExecServerRuntimeConfig):
+    """The settings of an `ExecServerDeployment`: those of its runtime, and the `type` that all have."""
 
     type: Literal["execserver"] = "execserver"
 
     def get_deployment(self) -> AbstractDeployment:
         """A deployment with these settings."""
-        return ExecserverDeployment.from_config(self)
+        return ExecServerDeployment.from_config(self)
 
 
-class ExecserverDeployment(AbstractDeployment):
+class ExecServerDeployment(AbstractDeployment):
     """A runtime at an execserver daemon.
 
     Args:
         logger: as of other deployments.
-        **kwargs: the settings, those of `ExecserverDeploymentConfig`.
+        **kwargs: the settings, those of `ExecServerDeploymentConfig`.
     """
 
     def __init__(self, *, logger: logging.Logger | None = None, **kwargs: Any) -> None:
-        self._config = ExecserverDeploymentConfig(**kwargs)
+        self._config = ExecServerDeploymentConfig(**kwargs)
         self._hooks = CombinedDeploymentHook()
-        self._runtime: ExecserverRuntime | None = None
+        self._runtime: ExecServerRuntime | None = None
         self.logger = logger or get_logger("rex-deploy")
 
     @classmethod
-    def from_config(cls, config: ExecserverDeploymentConfig) -> Self:
+    def from_config(cls, config: ExecServerDeploymentConfig) -> Self:
         """A deployment with these settings."""
         return cls(**dict(config))
 
@@ -51,7 +51,7 @@ class ExecserverDeployment(AbstractDeployment):
         self._hooks.add_hook(hook)
 
     @property
-    def runtime(self) -> ExecserverRuntime:
+    def runtime(self) -> ExecServerRuntime:
         """The runtime.
 
         Raises:
@@ -74,7 +74,7 @@ class ExecserverDeployment(AbstractDeployment):
             DeploymentStartupError: it is not there, or cannot do what the settings say; the message says why.
         """
         self._hooks.on_custom_step("Connecting to the daemon")
-        runtime = ExecserverRuntime(logger=self.logger, **self._config.model_dump(exclude={"type"}))
+        runtime = ExecServerRuntime(logger=self.logger, **self._config.model_dump(exclude={"type"}))
         alive = await runtime.is_alive()
         if not alive:
             await runtime.close()

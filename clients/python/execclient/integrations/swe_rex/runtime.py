@@ -10,6 +10,7 @@ import threading
 import uuid
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self
 
 from swerex.exceptions import (
@@ -51,10 +52,10 @@ from execclient.arguments import AnyPath
 from execclient.expect import RemoteSpawn
 from execclient.file_session import repeated
 from execclient.integrations.swe_rex.bash_session import BashSession, bash_argv, prompt_mark
-from execclient.integrations.swe_rex.daemon import Daemon, ExecserverRuntimeConfig
+from execclient.integrations.swe_rex.daemon import Daemon, ExecServerRuntimeConfig
 from execclient.shells import stderr_to_stdout
 
-__all__ = ["ExecserverRuntime", "ExecserverRuntimeConfig"]
+__all__ = ["ExecServerRuntime", "ExecServerRuntimeConfig"]
 
 _ALIVE_SECONDS = 10.0
 """For the answer to `is_alive`, by default."""
@@ -63,7 +64,7 @@ _PREFIX = "swerex"
 """Of the process ids of bash sessions: `swerex:NAME:NUMBER`."""
 
 
-class ExecserverRuntime(AbstractRuntime):
+class ExecServerRuntime(AbstractRuntime):
     """Sessions, commands and files at an execserver daemon, within one sandbox.
 
     It connects at the first call. Each call may come from another event loop: an `asyncio.run` for each.
@@ -72,11 +73,11 @@ class ExecserverRuntime(AbstractRuntime):
 
     Args:
         logger: as of other runtimes.
-        **kwargs: the settings, those of `ExecserverRuntimeConfig`.
+        **kwargs: the settings, those of `ExecServerRuntimeConfig`.
     """
 
     def __init__(self, *, logger: logging.Logger | None = None, **kwargs: Any) -> None:
-        self._config = ExecserverRuntimeConfig(**kwargs)
+        self._config = ExecServerRuntimeConfig(**kwargs)
         self._sessions: dict[str, tuple[str, BashSession]] = {}
         """By name: the process id, and the shell."""
         self._starting: set[str] = set()
@@ -87,7 +88,7 @@ class ExecserverRuntime(AbstractRuntime):
         self.logger = logger or get_logger("rex-runtime")
 
     @classmethod
-    def from_config(cls, config: ExecserverRuntimeConfig) -> Self:
+    def from_config(cls, config: ExecServerRuntimeConfig) -> Self:
         """A runtime with these settings."""
         return cls(**dict(config))
 
@@ -223,15 +224,7 @@ class ExecserverRuntime(AbstractRuntime):
         """Write a text file as UTF-8, and create missing folders."""
         daemon = await self._open()
         path, data = daemon.path(request.path), request.content.encode()
-
-        async def write() -> None:
-            try:
-                await daemon.files.write_bytes(path, data)
-            except FileNotFoundError:
-                await repeated(lambda: daemon.files.mkdir(os.path.dirname(path), parents=True))
-                await daemon.files.write_bytes(path, data)
-
-        await daemon.call(lambda _: repeated(write))
+        await daemon.call(lambda _: repeated(partial(daemon.files.write_bytes, path, data, parents=True)))
         return WriteFileResponse()
 
     async def upload(self, request: UploadRequest) -> UploadResponse:
