@@ -27,6 +27,7 @@ except ImportError as error:
 from pydantic import BaseModel, ConfigDict, Field
 
 from execclient import arguments
+from execclient.environment_policy import Inherit
 from execclient.errors import ExecServerError, ExecutorClosed, OutputGap, SessionLost
 from execclient.govern.sandbox import WorkspaceWrite
 from execclient.integrations.settings import SandboxSetting
@@ -53,7 +54,9 @@ class ExecServerEnvironmentConfig(BaseModel):
     cwd: str = ""
     """The working directory of commands, and the workspace of the sandbox; by default the daemon's."""
     env: dict[str, str] = {}
-    """Variables that are added to those of the daemon."""
+    """Variables that are added to the inherited ones."""
+    inherit: Inherit = "core"
+    """The variables of the daemon that commands inherit: all, the core (HOME, PATH, …) or none."""
     timeout: int = Field(30, gt=0)
     """Seconds until a command is killed, with all its descendants."""
     interpreter: list[str] = Field(["bash", "-c"], min_length=1)
@@ -154,6 +157,7 @@ class ExecServerEnvironment:
             stderr_to_stdout(argv),
             cwd=cwd or self.config.cwd or None,
             env=self.config.env,
+            inherit=self.config.inherit,
             timeout=limit,
             sandbox=self._sandbox,
             check=check,

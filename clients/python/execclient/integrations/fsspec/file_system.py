@@ -97,10 +97,9 @@ class Paths(AsyncFileSystem):
 
 
 class ExecServerFileSystem(Paths):
-    """The files of a daemon.
+    """The files of a daemon: `execserver:///PATH`, or `execserver://HOST:PORT/PATH` at `ws://HOST:PORT`.
 
-    A path is absolute, or relative to the daemon's working directory. A URL is `execserver:///PATH`, or
-    `execserver://HOST:PORT/PATH` for the daemon at `ws://HOST:PORT`.
+    A path is absolute, or relative to the daemon's working directory.
 
     Args:
         daemon_url: the `url` of `execclient.connect`; by default `EXECSERVER_URL`, else the default socket.

@@ -54,7 +54,7 @@ class ExecServerSandboxClient(BaseSandboxClient[ExecServerSandboxClientOptions |
         *,
         sandbox: SandboxPolicy | None = WorkspaceWrite(),  # noqa: B008 - a value
         ttl: float | None = None,
-        inherit: Inherit | EnvironmentPolicy = "all",
+        inherit: Inherit | EnvironmentPolicy = "core",
         instrumentation: Instrumentation | None = None,
         dependencies: Dependencies | None = None,
     ) -> None:

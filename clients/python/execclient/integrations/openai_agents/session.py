@@ -67,10 +67,7 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
 class ExecServerSandboxSession(BaseSandboxSession):
-    """Commands, files and a workspace at a daemon, confined by the policy of the client.
-
-    Made by `ExecServerSandboxClient`.
-    """
+    """Commands, files and a workspace at a daemon, confined by the policy of the client that made it."""
 
     state: ExecServerSandboxSessionState
 

@@ -48,7 +48,7 @@ class ExecServerShell:
         sandbox: SandboxPolicy | None = WorkspaceWrite(),  # noqa: B008 - a value
         timeout: float | None = None,
         env: Mapping[str, AnyPath] | None = None,
-        inherit: Inherit | EnvironmentPolicy = "all",
+        inherit: Inherit | EnvironmentPolicy = "core",
         max_output_bytes: int | None = 1 << 20,
     ) -> None:
         self._executor = executor
