@@ -18,6 +18,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+try:
+    import pydantic_ai  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        'execclient.integrations.pydantic_ai needs pydantic-ai: pip install "execclient[pydantic_ai]"'
+    ) from error
+
 import anyio
 from pydantic_ai import workspaces as api
 from pydantic_ai.capabilities import AbstractCapability

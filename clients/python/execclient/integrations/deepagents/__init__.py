@@ -9,6 +9,13 @@ deepagents wait for it, and their asynchronous forms await it from any event loo
 
 from __future__ import annotations
 
+try:
+    import deepagents  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        'execclient.integrations.deepagents needs deepagents: pip install "execclient[deepagents]"'
+    ) from error
+
 import errno
 import functools
 import posixpath
