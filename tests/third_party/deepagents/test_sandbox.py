@@ -318,4 +318,6 @@ def test_a_folder_that_does_not_exist_is_an_error_at_once(url: str, folder: Path
         ExecserverSandbox(connect(url), root_dir=folder / "file")
     with pytest.raises(ValueError, match="workspace"):
         ExecserverSandbox(connect(url), root_dir="/")
+    with pytest.raises(TypeError, match="connection is connect"):
+        ExecserverSandbox(url)  # type: ignore[arg-type]  # what it refuses
     assert threading.active_count() == before

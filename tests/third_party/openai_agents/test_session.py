@@ -296,6 +296,8 @@ async def test_what_the_executor_does_not_have_is_refused(url: str) -> None:
     ):
         with pytest.raises(ValueError, match=field):
             await client.create(manifest=manifest)
+    with pytest.raises(TypeError, match="sandbox is a policy"):
+        ExecServerSandboxClient(url, sandbox="read-only")  # type: ignore[arg-type]  # what it refuses
     with pytest.raises(WorkspaceStartError, match="execserver serve"):
         await ExecServerSandboxClient("unix:///nonexistent/socket").create()
 

@@ -38,6 +38,7 @@ from execclient import (
     ReadOnly,
     Refused,
     WorkspaceWrite,
+    arguments,
     connect,
 )
 from execclient.file_session import repeated
@@ -96,6 +97,9 @@ class ExecServerWorkspace(AbstractCapability[AgentDepsT]):
     """Whether to refuse all commands and changes of files, by a `ReadOnlyWorkspace`."""
     id: str | None = "execserver_workspace"
     """Fixed, so that a later one replaces an earlier one; distinct ids keep both."""
+
+    def __post_init__(self) -> None:
+        arguments.check_sandbox(self.sandbox)
 
     @classmethod
     def combine(

@@ -100,6 +100,8 @@ class ExecserverSandbox(BaseSandbox):
         inherit_env: bool = False,
     ) -> None:
         opening = connect() if connection is None else connection
+        if not isinstance(opening, connect):
+            raise TypeError(f"connection is connect(URL, …) of execclient, not {opening!r}")
         self._thread: LoopThread[Executor] = LoopThread(lambda: opening)
         executor = self._thread.enter()
         try:
