@@ -24,6 +24,15 @@ def test_a_page_does_what_it_says(page: Path) -> None:
             one.follow(blocks)
 
 
+def test_a_page_that_starts_a_daemon_installs_it() -> None:
+    """The client alone does not bring the program `execserver`."""
+    for page in pages():
+        commands = [line for block in blocks_of(page) for line in block.text.splitlines() if line[:2] == "$ "]
+        installs = [line for line in commands if line.startswith("$ pip install") and "execclient[" in line]
+        if installs and any(line.startswith("$ execserver ") for line in commands):
+            assert any(" execserver" in line for line in installs), f"{name_of(page)}: {installs}"
+
+
 def elsewhere() -> list[Block]:
     return [block for page in pages() for block in blocks_of(page) if block.place is not None]
 

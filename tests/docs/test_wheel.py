@@ -60,6 +60,13 @@ NEED_EXTRA = (
 )
 """Programs that need an extra of the client."""
 
+INTEGRATIONS = sorted(
+    path.parent.name
+    for path in (ROOT / "tests/third_party").glob("*/constraints.txt")
+    if path.parent.name != "mcp"  # a command, which says it itself
+)
+"""Extras of the client with other projects, which `make integrations` installs and tests."""
+
 
 @pytest.fixture(scope="module")
 def client(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -109,6 +116,17 @@ def test_a_missing_extra_is_an_error_that_says_what_to_install(
 ) -> None:
     error = run(client / "python", "-c", program, folder=tmp_path, status=1)
 
+    assert f'pip install "execclient[{extra}]"' in error.splitlines()[-1]
+
+
+@pytest.mark.parametrize("extra", INTEGRATIONS)
+def test_an_integration_without_its_project_says_what_to_install(
+    extra: str, client: Path, tmp_path: Path
+) -> None:
+    program = f"import execclient.integrations.{extra}"
+    error = run(client / "python", "-c", program, folder=tmp_path, status=1)
+
+    assert error.splitlines()[-1].startswith(f"ImportError: execclient.integrations.{extra} needs ")
     assert f'pip install "execclient[{extra}]"' in error.splitlines()[-1]
 
 

@@ -14,10 +14,29 @@ from tests.third_party.chaos import Chaos, chaos
 
 _CHAOS = pytest.StashKey[Chaos]()
 
+WITHOUT_CHAOS = "without_chaos"
+"""The mark of tests that `--chaos` leaves out."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos", action="store_true", help="cut connections and kill the server all the time")
     parser.addoption("--chaos-seed", type=int, default=1, help="of the times between two cuts")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"{WITHOUT_CHAOS}: a lost connection shows nothing in these tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """If connections are cut, leave out the pages, and tests of options, formats and permissions."""
+    if config.getoption("--chaos"):
+        left_out = [
+            item
+            for item in items
+            if item.get_closest_marker(WITHOUT_CHAOS) or item.path.stem == "test_how_to"
+        ]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

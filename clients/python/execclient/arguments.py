@@ -196,14 +196,21 @@ def sandbox(value: Sandbox | None, workspace: str, name: str = "cwd") -> Mapping
         TypeError: it is neither.
         ValueError: the workspace would be everything.
     """
+    check_sandbox(value)
     if value is None or isinstance(value, Mapping):
         return value
-    if isinstance(value, type) or not hasattr(value, "context"):
-        given = f"the class {value.__name__}" if isinstance(value, type) else _kind(value)
-        raise TypeError(f"sandbox is a policy, as ReadOnly() or WorkspaceWrite(), or a mapping, not {given}")
     if value.writes_workspace and not posixpath.normpath(workspace).strip("/"):
         raise ValueError(f"sandbox: with '/' as its workspace all could be written: pass a folder as {name}")
     return value.context(workspace, [workspace])
+
+
+def check_sandbox(value: object) -> None:
+    """Raise a TypeError unless it is a policy, the form of the wire, or None."""
+    if value is None or isinstance(value, Mapping):
+        return
+    if isinstance(value, type) or not hasattr(value, "context"):
+        given = f"the class {value.__name__}" if isinstance(value, type) else _kind(value)
+        raise TypeError(f"sandbox is a policy, as ReadOnly() or WorkspaceWrite(), or a mapping, not {given}")
 
 
 def terminal_size(value: object) -> dict[str, int]:

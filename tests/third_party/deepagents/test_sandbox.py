@@ -55,6 +55,7 @@ def test_a_command_over_its_time_is_killed_and_its_output_kept(
     assert not (folder / "late").exists()
 
 
+@pytest.mark.without_chaos
 def test_output_above_the_limit_keeps_both_ends(url: str, folder: Path) -> None:
     with ExecServerSandbox(connect(url), root_dir=folder, max_output_bytes=100) as backend:
         result = backend.execute("echo first; seq 10000; echo last")
@@ -64,6 +65,7 @@ def test_output_above_the_limit_keeps_both_ends(url: str, folder: Path) -> None:
     assert "bytes left out] ..." in result.output
 
 
+@pytest.mark.without_chaos
 def test_variables_are_those_of_the_call_and_the_core_of_the_daemon(url: str, folder: Path) -> None:
     script = 'echo "$ADDED ${PATH:+path} ${XDG_STATE_HOME:+all}"'
     with ExecServerSandbox(connect(url), root_dir=folder, env={"ADDED": "one"}) as backend:
@@ -72,6 +74,7 @@ def test_variables_are_those_of_the_call_and_the_core_of_the_daemon(url: str, fo
         assert backend.execute(script).output == " path all\n"
 
 
+@pytest.mark.without_chaos
 def test_a_command_that_cannot_start_is_an_answer_for_the_model(
     backend: ExecServerSandbox, folder: Path
 ) -> None:
@@ -115,6 +118,7 @@ async def test_both_forms_of_a_method_work_on_any_loop(backend: ExecServerSandbo
 # -- the sandbox
 
 
+@pytest.mark.without_chaos
 def test_the_default_sandbox_has_no_network(url: str, folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         script = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 5)"
@@ -125,6 +129,7 @@ def test_the_default_sandbox_has_no_network(url: str, folder: Path) -> None:
             assert backend.execute(command).exit_code == 0
 
 
+@pytest.mark.without_chaos
 def test_commands_and_files_are_confined_by_the_same_policy(url: str, folder: Path) -> None:
     outside = folder.parent / "outside"
     outside.write_text("one")
@@ -154,6 +159,7 @@ def test_commands_and_files_are_confined_by_the_same_policy(url: str, folder: Pa
         assert not outside.exists()
 
 
+@pytest.mark.without_chaos
 def test_no_method_sees_what_the_policy_denies_to_read(url: str, folder: Path) -> None:
     (folder / "secret").write_text("word\n")
     (folder / "secrets").mkdir()
@@ -189,6 +195,7 @@ def test_an_edit_keeps_the_mode_of_a_file_and_leaves_no_other_file(
     assert script.stat().st_mode & 0o777 == 0o750
 
 
+@pytest.mark.without_chaos
 def test_names_and_paths_of_all_kinds(backend: ExecServerSandbox, folder: Path) -> None:
     (folder / os.fsdecode(b"caf\xe9")).write_text("word\n")
     (folder / "new\nline").write_text("word\n")
@@ -207,6 +214,7 @@ def test_names_and_paths_of_all_kinds(backend: ExecServerSandbox, folder: Path) 
     assert "surrogates not allowed" in (backend.write("x", "\ud800").error or "")
 
 
+@pytest.mark.without_chaos
 def test_what_is_no_text_file_is_no_error_of_ours(backend: ExecServerSandbox, folder: Path) -> None:
     (folder / "binary").write_bytes(b"\xff\xfe")
     os.mkfifo(folder / "fifo")
@@ -291,6 +299,7 @@ def test_closing_ends_the_session_with_its_commands_and_its_thread(url: str, fol
     assert not (folder / "ended").exists()
 
 
+@pytest.mark.without_chaos
 def test_a_sandbox_that_was_not_closed_is_warned_of_and_ends(url: str, folder: Path) -> None:
     before = threading.active_count()
     backend = ExecServerSandbox(connect(url), root_dir=folder)
@@ -299,6 +308,7 @@ def test_a_sandbox_that_was_not_closed_is_warned_of_and_ends(url: str, folder: P
     wait_for(lambda: threading.active_count() == before)
 
 
+@pytest.mark.without_chaos
 def test_a_folder_that_does_not_exist_is_an_error_at_once(url: str, folder: Path) -> None:
     before = threading.active_count()
     with pytest.raises(NotFound):
@@ -308,4 +318,6 @@ def test_a_folder_that_does_not_exist_is_an_error_at_once(url: str, folder: Path
         ExecServerSandbox(connect(url), root_dir=folder / "file")
     with pytest.raises(ValueError, match="workspace"):
         ExecServerSandbox(connect(url), root_dir="/")
+    with pytest.raises(TypeError, match="connection is connect"):
+        ExecServerSandbox(url)  # type: ignore[arg-type]  # what it refuses
     assert threading.active_count() == before

@@ -63,6 +63,7 @@ def outside() -> Iterator[Path]:
         ("a:1/b", "a:1/b", None),
     ],
 )
+@pytest.mark.without_chaos
 def test_a_url_has_a_path_and_perhaps_the_daemon(url: str, path: str, daemon: str | None) -> None:
     kind = fsspec.get_filesystem_class("execserver")
 
@@ -71,6 +72,7 @@ def test_a_url_has_a_path_and_perhaps_the_daemon(url: str, path: str, daemon: st
 
 
 @pytest.mark.parametrize("path", ["/work/a", "a/b", "a:1/b", "/", ""])
+@pytest.mark.without_chaos
 def test_a_path_and_its_url_are_the_same_file(fs: ExecServerFileSystem, path: str) -> None:
     url = fs.unstrip_protocol(path)
 
@@ -100,6 +102,7 @@ def test_relative_paths_begin_at_the_working_directory_of_the_daemon(
     assert not fs.exists("relative")
 
 
+@pytest.mark.without_chaos
 def test_the_default_sandbox_lets_a_client_read_and_not_change_other_folders(
     fs: ExecServerFileSystem, outside: Path, folder: Path
 ) -> None:
@@ -133,6 +136,7 @@ def test_the_default_sandbox_lets_a_client_read_and_not_change_other_folders(
     outside.mkdir()
 
 
+@pytest.mark.without_chaos
 def test_the_sandbox_is_a_policy_or_its_name(url: str, folder: Path) -> None:
     (folder / "secret").write_bytes(b"secret")
     denying = ExecServerFileSystem(url, sandbox=WorkspaceWrite(deny_read=(f"{folder}/secret",)))
@@ -153,6 +157,7 @@ def test_the_sandbox_is_a_policy_or_its_name(url: str, folder: Path) -> None:
         granting.touch(f"{folder}/new")
 
 
+@pytest.mark.without_chaos
 def test_wrong_options_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="none of read-only, workspace-write"):
         ExecServerFileSystem(url, sandbox="readonly")
@@ -163,6 +168,7 @@ def test_wrong_options_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) ->
     assert ExecServerFileSystem(url, use_listings_cache=False).isdir("/")
 
 
+@pytest.mark.without_chaos
 def test_options_come_from_the_configuration_of_fsspec(
     url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +194,7 @@ def test_a_file_is_touched(fs: ExecServerFileSystem, folder: Path) -> None:
     assert (folder / "new").exists()
 
 
+@pytest.mark.without_chaos
 def test_the_workspace_is_the_folder_that_can_be_changed(url: str, folder: Path) -> None:
     (folder / "inside").mkdir()
     policy = WorkspaceWrite(exclude_slash_tmp=True, exclude_tmpdir=True)
@@ -199,6 +206,7 @@ def test_the_workspace_is_the_folder_that_can_be_changed(url: str, folder: Path)
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
+@pytest.mark.without_chaos
 def test_names_may_have_any_character(fs: ExecServerFileSystem, folder: Path, name: str) -> None:
     path = f"{folder}/{name}"
     fs.pipe_file(path, b"data")
@@ -212,6 +220,7 @@ def test_names_may_have_any_character(fs: ExecServerFileSystem, folder: Path, na
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.without_chaos
 def test_a_listing_says_the_same_as_a_look_at_each_path(fs: ExecServerFileSystem, folder: Path) -> None:
     (folder / "file").write_bytes(b"12345")
     (folder / "file").chmod(0o640)
@@ -235,6 +244,7 @@ def test_a_listing_says_the_same_as_a_look_at_each_path(fs: ExecServerFileSystem
     assert fs.ls(f"{folder}/file", detail=False) == [f"{folder}/file"]
 
 
+@pytest.mark.without_chaos
 def test_links_to_directories_are_not_walked_and_not_removed_with_their_target(
     fs: ExecServerFileSystem, folder: Path
 ) -> None:
@@ -255,6 +265,7 @@ def test_links_to_directories_are_not_walked_and_not_removed_with_their_target(
     assert (folder / "target/file").read_bytes() == b"data"
 
 
+@pytest.mark.without_chaos
 def test_a_dangling_link_does_not_exist_and_can_be_removed(fs: ExecServerFileSystem, folder: Path) -> None:
     (folder / "dangling").symlink_to("nothing")
 
@@ -275,6 +286,7 @@ def test_a_link_is_copied_as_the_file_behind_it(fs: ExecServerFileSystem, folder
     assert (folder / "new/copy").read_bytes() == b"data"
 
 
+@pytest.mark.without_chaos
 def test_errors_are_those_of_python(fs: ExecServerFileSystem, folder: Path) -> None:
     (folder / "file").write_bytes(b"data")
     (folder / "full").mkdir()
@@ -309,6 +321,7 @@ def test_errors_are_those_of_python(fs: ExecServerFileSystem, folder: Path) -> N
     assert (folder / "file").read_bytes() == b"data"
 
 
+@pytest.mark.without_chaos
 def test_missing_parents_are_an_error_if_they_are_not_to_be_made(url: str, folder: Path) -> None:
     fs = ExecServerFileSystem(url, auto_mkdir=False)
 
@@ -319,6 +332,7 @@ def test_missing_parents_are_an_error_if_they_are_not_to_be_made(url: str, folde
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.without_chaos
 def test_times_are_those_of_the_file(fs: ExecServerFileSystem, folder: Path) -> None:
     (folder / "file").write_bytes(b"data")
     os.utime(folder / "file", (1, 2.5))
@@ -336,6 +350,7 @@ def test_times_are_those_of_the_file(fs: ExecServerFileSystem, folder: Path) -> 
 @pytest.mark.parametrize(
     ("start", "end"), [(None, None), (0, 5), (3, None), (-4, None), (None, -4), (-9, -2), (8, 99), (7, 3)]
 )
+@pytest.mark.without_chaos
 def test_a_part_of_a_file_is_what_a_slice_is(
     fs: ExecServerFileSystem, folder: Path, start: int | None, end: int | None
 ) -> None:
@@ -345,6 +360,7 @@ def test_a_part_of_a_file_is_what_a_slice_is(
     assert fs.cat_file(f"{folder}/file", start, end) == data[start:end]
 
 
+@pytest.mark.without_chaos
 def test_files_without_a_size_are_read_to_their_end(fs: ExecServerFileSystem) -> None:
     content = Path("/proc/version").read_bytes()
 

@@ -1,6 +1,6 @@
 """Each change is made, at whatever byte of it the connection is cut.
 
-With `--chaos` these tests are skipped: a killed server would end connections before the byte of the cut.
+With `--chaos` these tests are left out: a killed server would end connections before the byte of the cut.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from execclient import WorkspaceWrite, connect
 from execclient.integrations.fsspec import ExecServerFileSystem
 from tests.support.cutting_proxy import Cut, Direction, cutting
 from tests.support.wire import Server
+
+pytestmark = pytest.mark.without_chaos
 
 CHANGES: dict[str, Callable[[ExecServerFileSystem, str], Awaitable[object]]] = {
     "create": lambda fs, at: fs._pipe_file(f"{at}/new", b"old", mode="create"),
@@ -67,10 +69,7 @@ async def test_a_change_is_made_wherever_the_connection_is_cut(
     short: Path,
     name: str,
     direction: Direction,
-    pytestconfig: pytest.Config,
 ) -> None:
-    if pytestconfig.getoption("--chaos"):
-        pytest.skip("it cuts connections itself")
     top = folder / "top"
     # Each folder that may be written is a mount of its own in a sandbox.
     mounts = WorkspaceWrite(writable_roots=(f"{top}/empty",))

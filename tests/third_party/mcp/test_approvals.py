@@ -14,6 +14,8 @@ from mcp_types import ElicitRequestFormParams, ElicitRequestParams, ElicitResult
 
 from tests.third_party.mcp.conftest import Hosts, output_of, text
 
+pytestmark = pytest.mark.without_chaos  # the user is asked before anything is sent to the daemon
+
 Action = Literal["accept", "decline", "cancel"]
 
 
@@ -114,6 +116,7 @@ async def test_a_host_that_cannot_ask_gets_the_reason_and_the_ways_out(hosts: Ho
     assert not (outside / "file").exists()
 
 
+@pytest.mark.parametrize("mode", ["legacy"], indirect=True)
 async def test_options_and_rules_decide_without_a_question(hosts: Hosts, outside: Path) -> None:
     rules = hosts.state / "test.rules"
     rules.write_text('prefix_rule(["cat"], "forbidden", justification = "use read_file")\n')

@@ -35,6 +35,7 @@ def project(hosts: Hosts) -> Path:
     return hosts.workspace
 
 
+@pytest.mark.without_chaos
 async def test_files_are_listed_found_searched_and_read(hosts: Hosts, project: Path) -> None:
     async with hosts.start() as client:
         assert await call(client, "list_directory") == "README.md\nsrc/\n"
@@ -67,6 +68,7 @@ async def test_long_files_are_read_in_parts(hosts: Hosts) -> None:
     assert some == "line 3\nline 4\n\n[lines 3 to 4 of 20000; go on with offset 5]"
 
 
+@pytest.mark.without_chaos
 async def test_what_cannot_be_read_is_explained(hosts: Hosts) -> None:
     (hosts.workspace / "binary").write_bytes(b"\x7fELF\0\0")
     (hosts.workspace / "wide").write_text("x" * 50_000)

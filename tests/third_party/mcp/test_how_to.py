@@ -46,13 +46,14 @@ def commands() -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("host", ["claude", "codex", "servers", "context_servers"])
-async def test_the_configuration_of_a_host_starts_the_server(url: str, tmp_path: Path, host: str) -> None:
-    program, *arguments = [each.replace("${workspaceFolder}", str(tmp_path)) for each in commands()[host]]
-    server = StdioServerParameters(
-        command=program, args=arguments, env={**os.environ, "EXECSERVER_URL": url}, cwd=tmp_path
-    )
-    async with Client(server) as client:
-        result = await client.call_tool("exec_command", {"cmd": "pwd", "login": False})
-
-    assert result.structured_content["output"].endswith(f"\n{tmp_path}\n")
+async def test_the_configuration_of_each_host_starts_the_server(url: str, tmp_path: Path) -> None:
+    found = commands()
+    assert set(found) == {"claude", "codex", "servers", "context_servers"}
+    for command in {tuple(command) for command in found.values()}:
+        program, *arguments = [each.replace("${workspaceFolder}", str(tmp_path)) for each in command]
+        server = StdioServerParameters(
+            command=program, args=arguments, env={**os.environ, "EXECSERVER_URL": url}, cwd=tmp_path
+        )
+        async with Client(server) as client:
+            result = await client.call_tool("exec_command", {"cmd": "pwd", "login": False})
+        assert result.structured_content["output"].endswith(f"\n{tmp_path}\n"), command

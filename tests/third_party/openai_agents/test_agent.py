@@ -182,6 +182,7 @@ async def test_an_agent_with_a_patch_tool_creates_changes_moves_and_deletes(
 
 
 @pytest.mark.parametrize("sandbox", ["default", "none"])
+@pytest.mark.without_chaos
 async def test_the_sandbox_of_a_shell_and_an_editor_can_be_lifted(
     url: str, tmp_path: Path, sandbox: str, outside: Path
 ) -> None:

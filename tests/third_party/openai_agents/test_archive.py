@@ -72,6 +72,7 @@ async def test_a_workspace_is_packed_and_unpacked_with_its_modes_and_links(url: 
 
 
 @pytest.mark.parametrize("sandbox", [ReadOnly(), None], ids=["read-only", "none"])
+@pytest.mark.without_chaos
 async def test_a_workspace_is_saved_and_restored_under_any_policy(
     url: str, tmp_path: Path, sandbox: SandboxPolicy | None
 ) -> None:
@@ -90,6 +91,7 @@ async def test_a_workspace_is_saved_and_restored_under_any_policy(
 
 
 @pytest.mark.parametrize("sandboxed", [True, False])
+@pytest.mark.without_chaos
 async def test_an_archive_does_not_leave_the_workspace(url: str, outside: Path, sandboxed: bool) -> None:
     archives = {
         "parent traversal": archive(("../file", tarfile.REGTYPE, "x")),
@@ -120,6 +122,7 @@ async def test_an_archive_does_not_leave_the_workspace(url: str, outside: Path, 
     assert list(outside.iterdir()) == []
 
 
+@pytest.mark.without_chaos
 async def test_a_file_that_cannot_be_read_fails_the_archive_with_its_name(url: str) -> None:
     async with started(ExecServerSandboxClient(url)) as session:
         await session.exec("ln -s / 'a\\\\b'")

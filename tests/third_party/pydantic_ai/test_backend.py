@@ -66,6 +66,11 @@ async def test_a_read_only_sandbox_lets_read(url: str, folder: Path) -> None:
     assert (folder / "file").read_text() == "x"
 
 
+def test_a_policy_is_checked_before_the_agent_runs() -> None:
+    with pytest.raises(TypeError, match="sandbox is a policy"):
+        ExecServerWorkspace(sandbox="read-only")  # type: ignore[arg-type]  # what it refuses
+
+
 async def test_output_arrives_whole_and_in_order(url: str, folder: Path) -> None:
     backend = ExecServerWorkspace[None](str(folder), url=url).backend()
     result = await backend.run("seq 200000; seq 100000 >&2", shell=True)

@@ -79,6 +79,7 @@ async def execute(runtime: ExecServerRuntime, *argv: str, **members: Any) -> tup
 # -- the sandbox
 
 
+@pytest.mark.without_chaos
 async def test_commands_sessions_and_files_are_within_one_sandbox(
     limited: tuple[ExecServerRuntime, bool], project: Path
 ) -> None:
@@ -123,6 +124,7 @@ async def test_a_command_is_as_with_subprocess(remote_runtime: ExecServerRuntime
 
 
 @pytest.mark.parametrize("members", [{}, {"cwd": "/no/such/folder", "command": ["true"]}])
+@pytest.mark.without_chaos
 async def test_what_cannot_be_started_is_a_missing_file(
     remote_runtime: ExecServerRuntime, members: dict[str, Any]
 ) -> None:
@@ -130,6 +132,7 @@ async def test_what_cannot_be_started_is_a_missing_file(
         await remote_runtime.execute(Command(**{"command": ["no-such-program"], **members}))
 
 
+@pytest.mark.without_chaos
 async def test_a_failing_command_is_an_error_if_asked(remote_runtime: ExecServerRuntime) -> None:
     with pytest.raises(NonZeroExitCodeError, match=r"it broke: Command .* exit code 3.*\n'out"):
         await execute(remote_runtime, "sh", "-c", "echo out; exit 3", check=True, error_msg="it broke")
@@ -200,12 +203,14 @@ async def test_uploads_take_files_folders_and_nothing_else(
         ({"ttl": 0}, "ttl\n  Input should be greater than 0"),
     ],
 )
+@pytest.mark.without_chaos
 def test_a_wrong_setting_is_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as raised:
         ExecServerRuntimeConfig(**settings)
     assert message in str(raised.value)
 
 
+@pytest.mark.without_chaos
 async def test_a_deployment_is_made_from_settings_and_tells_its_steps(url: str, tmp_path: Path) -> None:
     config = ExecServerDeploymentConfig(url=url, cwd=str(tmp_path), sandbox="read-only")
     deployment = ExecServerDeploymentConfig(**config.model_dump()).get_deployment()
@@ -222,6 +227,7 @@ async def test_a_deployment_is_made_from_settings_and_tells_its_steps(url: str, 
 
 
 @pytest.mark.parametrize(("cwd", "message"), [("", "execserver serve"), ("/", "'/' as its workspace")])
+@pytest.mark.without_chaos
 async def test_a_deployment_that_cannot_start_says_why(
     url: str, tmp_path: Path, cwd: str, message: str
 ) -> None:
@@ -232,6 +238,7 @@ async def test_a_deployment_that_cannot_start_says_why(
     assert client_threads() == set()
 
 
+@pytest.mark.without_chaos
 async def test_a_closed_runtime_says_so(url: str) -> None:
     runtime = ExecServerRuntime(url=url)
     assert await runtime.is_alive()

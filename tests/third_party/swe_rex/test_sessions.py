@@ -141,6 +141,7 @@ async def test_a_runtime_that_keeps_its_session_is_continued(url: str, tmp_path:
     await second.close()
 
 
+@pytest.mark.without_chaos
 async def test_a_name_is_given_once(remote_runtime: Runtime) -> None:
     requests = [remote_runtime.create_session(CreateBashSessionRequest()) for _ in range(3)]
     made = await asyncio.gather(*requests, return_exceptions=True)
@@ -170,6 +171,7 @@ async def test_output_that_looks_like_a_prompt_is_output(runtime_with_default_se
     assert await output(runtime, "echo '$ '; printf '%s' 'no newline'") == "$ \nno newline"
 
 
+@pytest.mark.without_chaos
 async def test_the_exit_code_is_as_check_asks(runtime_with_default_session: Runtime) -> None:
     runtime = runtime_with_default_session
     assert (await run(runtime, "echo x; (exit 7)", check="silent")).exit_code == 7
@@ -181,6 +183,7 @@ async def test_the_exit_code_is_as_check_asks(runtime_with_default_session: Runt
     assert await output(runtime, "second", is_interactive_command=True) == "\nsecond\n"
 
 
+@pytest.mark.without_chaos
 async def test_the_files_of_the_start_are_read(remote_runtime: Runtime, tmp_path: Path) -> None:
     (tmp_path / "setup.sh").write_text("echo hello; value=3; PS1='other> '")
     (tmp_path / "slow.sh").write_text("sleep 60")
@@ -283,6 +286,7 @@ async def test_the_end_of_a_session_kills_what_runs_in_it(url: str, tmp_path: Pa
     left.wait_gone()
 
 
+@pytest.mark.without_chaos
 async def test_what_is_observed_can_be_sent_as_json(runtime_with_default_session: Runtime) -> None:
     observed = await run(runtime_with_default_session, r"printf 'a\377b'")
     assert json.loads(observed.model_dump_json())["output"] == r"a\xffb"

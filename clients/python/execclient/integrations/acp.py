@@ -21,6 +21,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+try:
+    import acp  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        'execclient.integrations.acp needs agent-client-protocol: pip install "execclient[acp]"'
+    ) from error
+
 from acp import RequestError
 from acp.schema import (
     CreateTerminalResponse,

@@ -18,6 +18,13 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any, ClassVar, Literal, overload
 
+try:
+    import inspect_ai  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        'execclient.integrations.inspect_ai needs Inspect: pip install "execclient[inspect_ai]"'
+    ) from error
+
 import anyio
 from inspect_ai.util import (
     ExecResult,

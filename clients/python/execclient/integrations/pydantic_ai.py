@@ -18,6 +18,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+try:
+    import pydantic_ai  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        'execclient.integrations.pydantic_ai needs pydantic-ai: pip install "execclient[pydantic_ai]"'
+    ) from error
+
 import anyio
 from pydantic_ai import workspaces as api
 from pydantic_ai.capabilities import AbstractCapability
@@ -31,6 +38,7 @@ from execclient import (
     ReadOnly,
     Refused,
     WorkspaceWrite,
+    arguments,
     connect,
 )
 from execclient.file_session import repeated
@@ -89,6 +97,9 @@ class ExecServerWorkspace(AbstractCapability[AgentDepsT]):
     """Whether to refuse all commands and changes of files, by a `ReadOnlyWorkspace`."""
     id: str | None = "execserver_workspace"
     """Fixed, so that a later one replaces an earlier one; distinct ids keep both."""
+
+    def __post_init__(self) -> None:
+        arguments.check_sandbox(self.sandbox)
 
     @classmethod
     def combine(

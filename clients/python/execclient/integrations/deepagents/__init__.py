@@ -9,6 +9,13 @@ deepagents wait for it, and their asynchronous forms await it from any event loo
 
 from __future__ import annotations
 
+try:
+    import deepagents  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        'execclient.integrations.deepagents needs deepagents: pip install "execclient[deepagents]"'
+    ) from error
+
 import errno
 import functools
 import posixpath
@@ -93,6 +100,8 @@ class ExecServerSandbox(BaseSandbox):
         inherit_env: bool = False,
     ) -> None:
         opening = connect() if connection is None else connection
+        if not isinstance(opening, connect):
+            raise TypeError(f"connection is connect(URL, …) of execclient, not {opening!r}")
         self._thread: LoopThread[Executor] = LoopThread(lambda: opening)
         executor = self._thread.enter()
         try:

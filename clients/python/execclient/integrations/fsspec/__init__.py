@@ -7,4 +7,11 @@
 `docs/how-to/fsspec.md`.
 """
 
+try:
+    import fsspec  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        'execclient.integrations.fsspec needs fsspec: pip install "execclient[fsspec]"'
+    ) from error
+
 from execclient.integrations.fsspec.file_system import ExecServerFileSystem as ExecServerFileSystem

@@ -12,6 +12,14 @@ with an underscore. `session.py` overrides the ones that the SDK's own sandboxes
 
 from __future__ import annotations
 
+try:
+    import agents.sandbox  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "execclient.integrations.openai_agents needs the OpenAI Agents SDK: "
+        'pip install "execclient[openai_agents]"'
+    ) from error
+
 from execclient.integrations.openai_agents.client import ExecServerSandboxClient
 from execclient.integrations.openai_agents.session import ExecServerSandboxSession
 from execclient.integrations.openai_agents.state import (

@@ -14,6 +14,7 @@ from agents.sandbox.session import (
 )
 from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec, resolve_snapshot
 
+from execclient import arguments
 from execclient.environment_policy import EnvironmentPolicy, Inherit
 from execclient.govern.sandbox import SandboxPolicy, WorkspaceWrite
 from execclient.integrations.openai_agents.links import Links, Settings
@@ -58,6 +59,7 @@ class ExecServerSandboxClient(BaseSandboxClient[ExecServerSandboxClientOptions |
         instrumentation: Instrumentation | None = None,
         dependencies: Dependencies | None = None,
     ) -> None:
+        arguments.check_sandbox(sandbox)
         self._links = Links(Settings(url, sandbox, ttl, inherit))
         self._instrumentation = instrumentation or Instrumentation()
         self._dependencies = dependencies
