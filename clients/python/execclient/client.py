@@ -141,9 +141,8 @@ class Executor:
         """
         limit = arguments.count(max_output_bytes, "max_output_bytes", none="keeps everything")
         limits = Limits.of(timeout, idle_timeout, grace)
-        piped = input is not None
         options = StartOptions(
-            argv, cwd, env, inherit, tty, size, piped, limits, "fail", sandbox, new_id=True
+            argv, cwd, env, inherit, tty, size, input is not None, limits, "fail", sandbox, new_id=True
         )
         # Checked before the start: a command that waits for the rest of an invalid input waits for ever.
         data = None if input is None else arguments.data(input, "input")
