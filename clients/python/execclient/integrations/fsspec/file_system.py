@@ -135,10 +135,8 @@ class ExecServerFileSystem(Paths):
         self.workspace = workspace
         self.auto_mkdir = auto_mkdir
         # They must not refer to this object, which would then never be collected.
-        self._sessions = Sessions(
-            partial(connect, daemon_url, **(connect_options or {})),
-            partial(Executor.files, sandbox=self.sandbox, workspace=workspace),
-        )
+        confine = partial(Executor.files, sandbox=self.sandbox, workspace=workspace)
+        self._sessions = Sessions(partial(connect, daemon_url, **(connect_options or {})), confine)
         if not self.asynchronous:
             weakref.finalize(self, _close_at_end, os.getpid(), self._loop, self._sessions)
 

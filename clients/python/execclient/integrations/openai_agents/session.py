@@ -103,8 +103,7 @@ class ExecServerSandboxSession(BaseSandboxSession):
     async def place(self, name: str) -> None:
         """Choose a new folder for the workspace, to which no other session's sandbox may write.
 
-        Raises:
-            WorkspaceStartError: the daemon is out of reach, or its user has no home folder.
+        Raises a `WorkspaceStartError` if the daemon is out of reach, or its user has no home folder.
         """
         executor = await self._executor()
         if executor.home is None:
