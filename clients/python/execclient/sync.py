@@ -188,6 +188,11 @@ class Executor:
         return self._core.session_ttl
 
     @property
+    def closed(self) -> bool:
+        """Whether the session has ended for this client: by `close` or `detach`, or because it was lost."""
+        return self._core.closed
+
+    @property
     def recoveries(self) -> int:
         """How often a lost connection was replaced."""
         return self._core.recoveries
