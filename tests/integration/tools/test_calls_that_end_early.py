@@ -234,12 +234,15 @@ async def own_daemon() -> AsyncIterator[Executor]:
 
 
 class LostAnswers:
-    """Carries out calls, and loses the answers to starts, from the Nth on."""
+    """Carries out calls, and loses the answers to starts, from the Nth on. The server cannot be asked for the
+    process of an earlier start."""
 
     def __init__(self, executor: Executor, monkeypatch: pytest.MonkeyPatch, *, from_number: int = 1) -> None:
         self.starts = 0
         self._call, self._from = executor._session.call, from_number
         monkeypatch.setattr(executor._session, "call", self)
+        known = executor.capabilities - {"process/start.ifExists"}
+        monkeypatch.setattr(executor._session, "capabilities", known)
 
     async def __call__(self, method: str, params: Mapping[str, Any], **options: Any) -> Any:
         answer = await self._call(method, params, **options)

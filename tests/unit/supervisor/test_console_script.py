@@ -50,7 +50,7 @@ def test_each_command_goes_to_its_own_program(
     relay.main = lambda arguments: record("relay", 6, arguments)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "execserver.relay.service.command", relay)
     client = ModuleType("execclient.commands.app")
-    client.main = lambda arguments, others: sys.exit(record("client", 5, arguments))  # type: ignore[attr-defined]
+    client.main = lambda arguments, *_: sys.exit(record("client", 5, arguments))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "execclient.commands.app", client)
     monkeypatch.setattr(start, "run", lambda arguments: record("supervisor", 3, arguments))
     monkeypatch.setattr(sys, "argv", ["execserver", *argv])
