@@ -11,12 +11,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.faults.service import eventually
 from tests.sandbox.profiles import WORKSPACE, context
 from tests.support.servers import server_of
 from tests.support.wire import Server, UpgradeRefusedError, connect_ws, path_uri
@@ -276,16 +276,9 @@ def test_a_daemon_starts_while_a_sandbox_keeps_the_place_of_its_missing_file(
             servers.append(Server(f"unix://{folder}/second", env=environment, cwd=folder))
 
             if first == "was killed":
-                wait_gone(place)
+                assert eventually(lambda: not place.exists(), TIMEOUT)
             assert place.exists() == (first == "runs")
     finally:
         for server in reversed(servers):
             server.stop()
-    wait_gone(place)
-
-
-def wait_gone(path: Path) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while path.exists():
-        assert time.monotonic() < deadline, f"{path} is still there"
-        time.sleep(0.02)
+    assert eventually(lambda: not place.exists(), TIMEOUT)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.support.wire import PATIENCE, alive
@@ -54,18 +54,18 @@ class Left:
 
     def wait_running(self, count: int = 1) -> list[int]:
         """Wait until so many run; their pids."""
-        deadline = time.monotonic() + PATIENCE
-        while len(pids := self.pids) < count:
-            assert time.monotonic() < deadline, f"{len(pids)} of {count} run"
-            time.sleep(0.01)
-        return pids
+        return self._wait(lambda pids: len(pids) >= count, f"{count} should run")
 
     def wait_gone(self) -> None:
         """Wait until none of it runs."""
+        self._wait(lambda pids: not pids, "none should run")
+
+    def _wait(self, done: Callable[[list[int]], bool], wanted: str) -> list[int]:
         deadline = time.monotonic() + PATIENCE
-        while pids := self.pids:
-            assert time.monotonic() < deadline, f"{pids} still run"
+        while not done(pids := self.pids):
+            assert time.monotonic() < deadline, f"{wanted}, not {pids}"
             time.sleep(0.01)
+        return pids
 
     def kill(self) -> None:
         """For the end of a test that failed."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import posixpath
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,6 @@ from execclient.client import Executor, connect
 from execclient.errors import (
     NoSuchProcess,
     Refused,
-    SessionAttached,
     SessionLost,
     Unsupported,
     UnsupportedUrl,
@@ -39,9 +39,6 @@ TTL_SECONDS = 900.0
 
 DELIVERY_SECONDS = 0.1
 """From the end of a call to the arrival of its answer at the host."""
-
-ATTACHED_SECONDS = 5.0
-"""How long to wait until the daemon has noticed the end of the server before."""
 
 UNKNOWN_SANDBOX = DangerFullAccess().to_json()
 """For a command whose sandbox is not known: input for it needs an approval."""
@@ -197,16 +194,9 @@ class Workspace:
     async def _connect(self, saved: Saved | None) -> Executor:
         """Resume the session, or open a new one if the daemon no longer has it."""
         if saved is not None:
-            end = asyncio.get_running_loop().time() + ATTACHED_SECONDS
-            while True:
-                try:
-                    return await self._connected(saved.session_id)
-                except SessionLost:
-                    break
-                except SessionAttached:  # by the connection of the killed server, which is about to end
-                    if asyncio.get_running_loop().time() > end:
-                        raise
-                    await asyncio.sleep(ATTACHED_SECONDS / 20)
+            # The connection of the killed server is about to end: the client waits for that.
+            with suppress(SessionLost):
+                return await self._connected(saved.session_id)
         return await self._connected(None)
 
     async def _connected(self, session_id: str | None) -> Executor:
