@@ -20,9 +20,9 @@ from execprotocol.model import (
     WireError,
     WrittenBase64,
     text,
-    u64,
     wire_type,
 )
+from execprotocol.network import NetworkProxy
 from execprotocol.sandbox import SandboxContext
 
 Stream = Literal["stdout", "stderr", "pty"]
@@ -142,22 +142,14 @@ def _signal_name(value: Any) -> str:
     return name
 
 
-def _callback_ms(value: Any) -> int:
-    if u64(value) == 0:
-        raise WireError("network policy decision callback timeout must be nonzero")
-    return u64(value)
-
-
 if TYPE_CHECKING:
     UuidText: TypeAlias = str
     ScopeId: TypeAlias = str
     SignalName: TypeAlias = str
-    CallbackMs: TypeAlias = int
 else:
     UuidText = wire_type(_uuid_text, str, type="string", format="uuid")
     ScopeId = wire_type(_scope_id, str, type="string", minLength=1, maxLength=256)
     SignalName = wire_type(_signal_name, str, type="string", pattern=SIGNAL_PATTERN)
-    CallbackMs = wire_type(_callback_ms, int, **{**U64.schema, "minimum": 1})
 
 
 class ProcessMetadata(Params):
@@ -198,17 +190,6 @@ class ManagedNetwork(Params):
 
     allow_local_binding: bool = False
     """Whether the process may listen on loopback."""
-
-
-class NetworkProxy(Params):
-    """A request for an executor-local network proxy, which this executor does not have."""
-
-    proxy: dict[str, Any]
-    """The settings of the proxy; ignored."""
-
-    policy_decision_timeout_ms: CallbackMs | None = None
-    """How long the proxy would wait for a decision of the client, in milliseconds, not 0; null asks
-    for no decisions."""
 
 
 class StartParams(Params):
