@@ -282,9 +282,9 @@ class StartResult(TypedDict):
     the context limits nothing. Only connections with extensions get `linuxLandlock`."""
 
     sandboxBackend: NotRequired[Annotated[str, EXTENSION]]
-    """The mechanism that enforces the sandbox: `bubblewrap`, `landlock`, `seccomp`, `seatbelt`, or the name of
-    a backend that the daemon's operator has added; `none` if there is nothing to enforce. Only with a sandbox
-    context."""
+    """The mechanism that enforces the sandbox: `bubblewrap`, `landlock`, `seccomp`, `seatbelt`, or the name
+    of a backend that the daemon's operator has added; `none` if there is nothing to enforce. Only with a
+    sandbox context."""
 
     pid: NotRequired[Annotated[int, EXTENSION]]
     """The process id of the leader on the executor, which is also the id of its process group. With a
