@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
@@ -47,7 +47,6 @@ from execserver.telemetry.measures import measures
 if TYPE_CHECKING:
     from execprotocol.process import ExitCause
     from execserver.sandbox.confinement import Confinement
-    from execserver.sandbox.mount_points.description import Backend
 
 
 _SIGNALLED = 128
@@ -291,8 +290,8 @@ class ManagedProcess:
         return bool(self.subscribers or self._news.waiters)
 
     @property
-    def sandbox_backend(self) -> Backend | Literal["none"]:
-        """The backend of its sandbox."""
+    def sandbox_backend(self) -> str:
+        """The name of the backend of its sandbox; `none` without a sandbox."""
         return "none" if self.sandbox is None else self.sandbox.confinement.backend
 
     @property
