@@ -63,6 +63,7 @@ class BubblewrapConfinement(Confinement):
             files_limited=policy.limits_files,
             # Without a copy, /proc/1/exe in the sandbox leads to the host's program: tracing is refused then.
             tracing=tools.sealed is not None,
+            managed=policy.managed_network,
         )
         self._options = bubblewrap.options(
             view,

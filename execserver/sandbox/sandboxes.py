@@ -200,6 +200,8 @@ class Sandboxes:
 
     def _prepare(self, policy: Policy, command: LaunchSpec, extra: tuple[str, ...]) -> Confinement:
         if sys.platform == "darwin":
+            if policy.managed_network:
+                raise refused("macOS's sandbox has no managed network", "enforceManagedNetwork")
             return self._seatbelted(policy, command)
         if not sys.platform.startswith("linux"):
             raise InvalidRequest(
@@ -211,6 +213,8 @@ class Sandboxes:
         result = self._probe()
         if result.works and result.path is not None:
             return self._bubblewrapped(result, result.path, policy, command, extra)
+        if policy.managed_network:
+            raise _unavailable(result, "; and no other backend has a managed network")
         seen = view.build_view(policy, self._own, view.RequiredPaths(command.cwd, command.program, (), extra))
         if not policy.limits_files:
             return self._limited(policy, seen, command)

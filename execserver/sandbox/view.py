@@ -136,6 +136,9 @@ def build_view(policy: Policy, own: DaemonPaths, needs: RequiredPaths) -> View:
         tree = Tree(Access.WRITE)
         tree.add_masks(own)
         mounts = tree.mounts(base_visible=True, hold=False)
+        if policy.managed_network:
+            # Processes of the host have its network, so the command must not see them.
+            return View("write", tuple(mounts))
         return View("host", tuple(mounts), network=policy.network, namespaces=False)
     return _ViewBuilder(policy, own, needs).view()
 
