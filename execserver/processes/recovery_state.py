@@ -34,6 +34,9 @@ from execserver.spool.records import (
     Ending,
     Exited,
     Forgotten,
+    NetworkAnswer,
+    NetworkDecided,
+    NetworkTarget,
     Service,
     SessionEnded,
     SessionEnding,
@@ -186,6 +189,15 @@ class RecoveryState:
             OSError: no memory; the earlier time is in force.
         """
         self._append(SessionTtl(session_id, seconds))
+
+    def network_decided(self, session_id: str, target: NetworkTarget, answer: NetworkAnswer) -> None:
+        """Record a client's decision about a host, before it takes effect in the session.
+
+        Raises:
+            OSError: no memory; it must not outlive the question.
+        """
+        self._append(NetworkDecided(session_id, target, answer))
+        reach("after-network-decision")
 
     def session_ending(self, session_id: str, at_ms: int, reason: ForgettingReason, ttl_ms: int) -> None:
         """Record that all of a session is about to be killed, and that no client can resume it."""
