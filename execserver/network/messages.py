@@ -39,7 +39,7 @@ class _Message(msgspec.Struct, tag_field="type", frozen=True):
     pass
 
 
-class Launch(_Message, tag="launch"):
+class Launch(_Message, tag="launch", frozen=True):
     """Fork a proxy."""
 
 
@@ -52,41 +52,41 @@ class ProxyStart(msgspec.Struct, frozen=True):
     """The ports of its listeners in a sandbox; None for listeners on the host."""
 
 
-class Enter(_Message, tag="enter"):
+class Enter(_Message, tag="enter", frozen=True):
     """Listen inside the sandbox of this start, then open its gate."""
 
     owner: int
     """The ownership tag that the first process inside bears."""
 
 
-class Answer(_Message, tag="answer"):
+class Answer(_Message, tag="answer", frozen=True):
     """The client's decision."""
 
     id: int
     decision: Decision
 
 
-class Resume(_Message, tag="resume"):
+class Resume(_Message, tag="resume", frozen=True):
     """A new server takes over."""
 
 
-class Ready(_Message, tag="ready"):
+class Ready(_Message, tag="ready", frozen=True):
     """The listeners on the host are there."""
 
     ports: Ports
 
 
-class Entered(_Message, tag="entered"):
+class Entered(_Message, tag="entered", frozen=True):
     """The listeners inside are there."""
 
 
-class Failed(_Message, tag="failed"):
+class Failed(_Message, tag="failed", frozen=True):
     """The proxy ends."""
 
     reason: str
 
 
-class Ask(_Message, tag="ask"):
+class Ask(_Message, tag="ask", frozen=True):
     """A host without a verdict."""
 
     id: int
@@ -95,7 +95,7 @@ class Ask(_Message, tag="ask"):
     """How long the proxy still waits."""
 
 
-class Decided(_Message, tag="decided"):
+class Decided(_Message, tag="decided", frozen=True):
     """A decision, for the record."""
 
     decision: NetworkDecision
