@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from execprotocol.process import ExitCause
     from execserver.network.proxies import Decisions, Proxy
     from execserver.sandbox.confinement import Confinement
-    from execserver.sandbox.mount_points.description import Backend
 
 
 log = Logger()
@@ -304,8 +303,8 @@ class ManagedProcess:
         return bool(self.subscribers or self._news.waiters)
 
     @property
-    def sandbox_backend(self) -> Backend | Literal["none"]:
-        """The backend of its sandbox."""
+    def sandbox_backend(self) -> str:
+        """The name of the backend of its sandbox; `none` without a sandbox."""
         return "none" if self.sandbox is None else self.sandbox.confinement.backend
 
     @property

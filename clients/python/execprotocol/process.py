@@ -27,7 +27,6 @@ from execprotocol.sandbox import SandboxContext
 
 Stream = Literal["stdout", "stderr", "pty"]
 SandboxType = Literal["none", "linuxSeccomp", "linuxLandlock", "macosSeatbelt"]
-SandboxBackend = Literal["none", "bubblewrap", "landlock", "seccomp", "seatbelt"]
 ExitCode = Annotated[int, Meta(ge=0, le=255)]
 ExitCause = Literal[
     "normal",
@@ -283,9 +282,10 @@ class StartResult(TypedDict):
     """`none` without a sandbox context, else the kind of sandbox of this platform: `linuxSeccomp`, also if
     the context limits nothing. Only connections with extensions get `linuxLandlock`."""
 
-    sandboxBackend: NotRequired[Annotated[SandboxBackend, EXTENSION]]
-    """The mechanism that enforces the sandbox; `none` if there is nothing to enforce. Only with a sandbox
-    context."""
+    sandboxBackend: NotRequired[Annotated[str, EXTENSION]]
+    """The mechanism that enforces the sandbox: `bubblewrap`, `landlock`, `seccomp`, `seatbelt`, or the name
+    of a backend that the daemon's operator has added; `none` if there is nothing to enforce. Only with a
+    sandbox context."""
 
     pid: NotRequired[Annotated[int, EXTENSION]]
     """The process id of the leader on the executor, which is also the id of its process group. With a
