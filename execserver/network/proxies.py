@@ -25,7 +25,7 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
-from execprotocol.errors import InternalError, InvalidRequest
+from execprotocol.errors import InternalError, InvalidParams, InvalidRequest
 from execprotocol.network import Decision, NetworkProxy, NetworkRequest, PolicyDecisionEvent
 from execserver import descendants
 from execserver.network.messages import (
@@ -43,7 +43,7 @@ from execserver.network.messages import (
     receive,
     send,
 )
-from execserver.network.rules import ProxyPolicy
+from execserver.network.rules import DomainRules, ProxyPolicy, RuleError
 from execserver.network.variables import Ports, proxy_variables
 from execserver.telemetry.logs import Logger
 
@@ -92,6 +92,7 @@ class Proxies:
             inside: whether it is the only way out of a sandbox; otherwise it listens on the host.
 
         Raises:
+            InvalidParams: a pattern of the domains is not valid.
             InvalidRequest: this daemon cannot tell whose sandbox a proxy enters.
             InternalError: no process can be started.
         """
@@ -103,6 +104,10 @@ class Proxies:
                 name="sandbox_unavailable",
                 field="enforceManagedNetwork",
             )
+        try:
+            DomainRules(settings.proxy.domains)
+        except RuleError as error:
+            raise InvalidParams(str(error), field="networkProxy.proxy.domains") from None
         ports = Ports(HTTP_PORT, SOCKS_PORT if settings.proxy.enable_socks5 else None) if inside else None
         start = ProxyStart(self._policy(settings), ports)
         try:

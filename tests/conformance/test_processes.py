@@ -239,6 +239,13 @@ def test_a_network_proxy_replaces_the_one_that_the_request_names(client: Client)
             {"proxy": {**PROXY, "enabled": False}},
             "invalid network proxy config: executor-local network proxy launch requires an enabled proxy",
         ),
+        (
+            {"proxy": {**PROXY, "domains": {"*": "deny"}}},
+            (
+                "invalid network proxy config: invalid value for network.denied_domains: * "
+                "(allowed exact hosts or scoped wildcards like *.example.com or **.example.com)"
+            ),
+        ),
     ],
 )
 def test_a_network_proxy_with_wrong_settings_is_refused(
