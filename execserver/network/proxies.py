@@ -250,8 +250,9 @@ class Proxy:
         """End the proxy (idempotent)."""
         if self._closed:
             return
-        self._closed = True
         self._loop.remove_reader(self._control.fileno())
+        self._closed = True
+        self._take_last_decisions()
         with suppress(OSError):  # it may have ended
             # Not only our descriptor: the supervisor has a copy.
             self._control.shutdown(socket.SHUT_RDWR)
@@ -273,6 +274,14 @@ class Proxy:
             return
         except (EOFError, OSError):
             self._ended("the network proxy has ended")
+
+    def _take_last_decisions(self) -> None:
+        """Decisions of the command's last moments may not have been read yet."""
+        with suppress(BlockingIOError, EOFError, OSError):
+            while True:
+                message, _ = receive(self._control)
+                if isinstance(message, Decided):
+                    self._take(message)
 
     def _take(self, message: AnyMessage | None) -> None:
         match message:

@@ -72,9 +72,9 @@ def managed(tree: Tree, permissions: Json = READ_ONLY, **settings: Json) -> dict
     }
 
 
-def network_programs(host: Host) -> list[psutil.Process]:
+def network_programs(supervisor: int) -> list[psutil.Process]:
     """The forker and the proxies of a daemon, oldest first."""
-    found = psutil.Process(host.server.pid).children(recursive=True)
+    found = psutil.Process(supervisor).children(recursive=True)
     programs = [each for each in found if "execserver.network.program" in command_line(each)]
     return sorted(programs, key=lambda each: each.create_time())
 
@@ -89,7 +89,7 @@ def command_line(process: psutil.Process) -> list[str]:
 def proxies(host: Host) -> list[int]:
     """The pids of the proxies alone."""
     server = server_of(host.server.pid, DEADLINE)
-    return [each.pid for each in network_programs(host) if each.ppid() != server]
+    return [each.pid for each in network_programs(host.server.pid) if each.ppid() != server]
 
 
 FETCH = "curl -s -m 10 -o /dev/null -w '%{http_code}\\n'"
@@ -262,7 +262,7 @@ def test_a_command_whose_proxy_cannot_enter_its_sandbox_never_begins(make_host: 
     tree = host.tree()
     waiting(host, tree).terminate()  # so that there is a forker
     wait_for(lambda: not proxies(host), "the end of the proxy")
-    (forker,) = (each.pid for each in network_programs(host))
+    (forker,) = (each.pid for each in network_programs(host.server.pid))
     os.kill(forker, signal.SIGSTOP)
     process = host.start(tree, ["touch", str(tree.out / "made")], **managed(tree, DISABLED))
     os.kill(forker, signal.SIGKILL)
@@ -275,7 +275,7 @@ def test_a_command_whose_proxy_cannot_enter_its_sandbox_never_begins(make_host: 
 def test_the_end_of_a_service_ends_its_proxies(make_host: MakeHost) -> None:
     host = make_host()
     waiting(host, host.tree())
-    found = [each.pid for each in network_programs(host)]
+    found = [each.pid for each in network_programs(host.server.pid)]
     assert len(found) == 2
     host.client.close()
     assert host.server.stop() == 0
@@ -285,7 +285,7 @@ def test_the_end_of_a_service_ends_its_proxies(make_host: MakeHost) -> None:
 def test_the_death_of_both_daemons_ends_the_proxies(make_host: MakeHost) -> None:
     host = make_host()
     waiting(host, host.tree())
-    found = [each.pid for each in network_programs(host)]
+    found = [each.pid for each in network_programs(host.server.pid)]
     server = server_of(host.server.pid, DEADLINE)
     os.kill(host.server.pid, signal.SIGKILL)
     os.kill(server, signal.SIGKILL)
