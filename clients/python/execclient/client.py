@@ -376,7 +376,7 @@ class connect:  # noqa: N801 - called like a function, as `open`
             on the event loop or is asynchronous, then several may run at a time. If it raises, the host is
             denied. It is not told if the command stops waiting.
         on_network_decision: called with each `NetworkDecision`, in order, one at a time; may be asynchronous.
-            Decisions that are made while no connection is there are not reported.
+            After a lost connection it gets the newest 256 of the meantime.
 
     Raises:
         UnsupportedUrl: the URL is of another kind, or does not go with the other arguments.
