@@ -44,6 +44,7 @@ from execserver.network.messages import (
     send,
 )
 from execserver.network.rules import DomainRules, ProxyPolicy, RuleError
+from execserver.network.upstream import upstream_of
 from execserver.network.variables import Ports, proxy_variables
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
@@ -106,9 +107,9 @@ class Proxies:
                 field="enforceManagedNetwork",
             )
         try:
-            DomainRules(settings.proxy.domains)
+            DomainRules(settings.proxy)
         except RuleError as error:
-            raise InvalidParams(str(error), field="networkProxy.proxy.domains") from None
+            raise InvalidParams(str(error), field=f"networkProxy.proxy.{error.field}") from None
         ports = Ports(HTTP_PORT, SOCKS_PORT if settings.proxy.enable_socks5 else None) if inside else None
         start = ProxyStart(self._policy(settings), ports)
         try:
@@ -122,8 +123,7 @@ class Proxies:
         timeout = settings.policy_decision_timeout_ms
         upstream = None
         if settings.proxy.allow_upstream_proxy:
-            names = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
-            upstream = next((url for name in names if (url := self._environment.get(name))), None)
+            upstream = upstream_of(self._environment)
         return ProxyPolicy(
             settings.proxy,
             decision_timeout_s=None if timeout is None else timeout / 1000,
