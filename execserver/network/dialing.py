@@ -88,6 +88,9 @@ class Dialer:
         try:
             async with asyncio.timeout(self._seconds):
                 return connection, await self._ask_for_tunnel(connection, target, headers)
+        except TimeoutError:
+            connection.close()
+            raise UpstreamProxyError("the upstream proxy does not answer") from None
         except BaseException:
             connection.close()
             raise

@@ -155,7 +155,7 @@ class Judge:
             if permits_local:
                 raise
             # As the reference does: an address that is unknown may be a local one.
-            raise self._deny(target, LOCAL, f"Cannot look up {host.text}: {error}.") from None
+            raise self._deny(target, LOCAL, str(error)) from None
         for endpoint in endpoints:
             seen = Host(str(endpoint.address), endpoint.address)
             if self._rules.verdict(seen, port) == "deny":

@@ -576,11 +576,53 @@ async def test_limited_mode_has_no_websockets() -> None:
     assert not [line for line in server.head if line.lower().startswith(b"upgrade")]
 
 
+async def test_a_connect_of_http_1_0_is_served() -> None:
+    async with origin(answer=HELLO) as server, proxy(LOOPBACK) as running:
+        request = f"CONNECT 127.0.0.1:{server.port} HTTP/1.0\r\n\r\nx\r\n\r\n".encode()
+        assert (await running.exchange(request)).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert server.received == b"x\r\n\r\n"
+
+
+async def test_a_request_for_a_unix_socket_is_refused() -> None:
+    async with origin(answer=HELLO) as server, proxy(LOOPBACK, unix_sockets={"/x": "allow"}) as running:
+        got = await running.exchange(get(server.port, headers="x-unix-socket: /x\r\n"))
+    assert got.startswith(b"HTTP/1.1 501 Not Implemented\r\n")
+    assert got.endswith(b"unix sockets unsupported")
+    assert not server.connections
+
+
+async def test_a_version_that_does_not_exist_is_not_passed_on() -> None:
+    async with origin(answer=HELLO) as server, proxy(LOOPBACK) as running:
+        await running.exchange(get(server.port, version="3.7"))
+    assert not server.connections or server.head[0] == b"GET / HTTP/1.1"
+
+
+async def test_many_requests_on_one_connection_are_served() -> None:
+    async with origin(answer=HELLO) as server, proxy(LOOPBACK) as running:
+        got = await running.exchange(get(server.port) * 200)
+    assert got.count(b"\r\n\r\nhello") == 200
+    assert len(running.decisions) == server.connections == 200
+
+
 async def test_bytes_behind_a_connect_reach_the_server_first() -> None:
     async with origin(answer=HELLO) as server, proxy(LOOPBACK) as running:
         request = f"CONNECT 127.0.0.1:{server.port} HTTP/1.1\r\nHost: x\r\n\r\nearly\r\n\r\n".encode()
         await running.exchange(request, b"late")
     assert server.received == b"early\r\n\r\nlate"
+
+
+async def test_a_connect_with_an_empty_body_is_served() -> None:
+    async with origin(answer=HELLO) as server, proxy(LOOPBACK) as running:
+        head = f"CONNECT 127.0.0.1:{server.port} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+        await running.exchange(head.encode(), b"x\r\n\r\n")
+    assert server.received == b"x\r\n\r\n"
+
+
+async def test_an_error_after_a_head_request_has_a_body() -> None:
+    async with origin(answer=HELLO) as server, proxy(LOOPBACK) as running:
+        got = await running.exchange(get(server.port, method="HEAD") + b"garbage\r\n\r\n")
+    assert got.count(b"HTTP/1.1 200 OK") == 1
+    assert b"\r\n\r\nillegal request line" in got
 
 
 @pytest.mark.parametrize("headers", ["Content-Length: 3\r\n", "Transfer-Encoding: chunked\r\n"])
