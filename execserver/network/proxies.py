@@ -7,7 +7,7 @@ Rules of this module:
 
 1. The server makes the control socket of a proxy and keeps one end, so that a start waits for nothing. The
    supervisor keeps a copy of that end, by which a new server goes on with the proxy.
-2. A proxy lives as long as its process: `Proxy.close` ends it at once, whoever else holds the socket.
+2. A proxy lives as long as its process: `Proxy.close` ends it at once, also if copies of the socket are open.
 3. The death of the forker ends no proxy. The next start makes a new forker.
 """
 
