@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from base64 import b64encode
+from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import h11
 
-from execserver.network.addresses import Host, HostError, parse_host
+from execserver.network.addresses import Host, parse_host
 from execserver.network.http_messages import Headers
 from execserver.network.judge import Judge, Target
 from execserver.network.resolver import Resolver, connect
@@ -20,11 +21,29 @@ from execserver.network.tunnel import Traffic
 _CHUNK = 65_536
 
 
+_VARIABLES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+
+
+def upstream_of(environment: Mapping[str, str]) -> str | None:
+    """The URL of the first HTTP proxy that an environment names; `NO_PROXY` is not considered."""
+    for name in _VARIABLES:
+        url = environment.get(name, "").strip()
+        if url:
+            try:
+                parse_upstream(url)
+            except ValueError:
+                continue
+            return url
+    return None
+
+
 class UpstreamProxyError(Exception):
     """The proxy of the daemon's environment does not connect. The text is for the command."""
 
 
-class _Upstream(NamedTuple):
+class Upstream(NamedTuple):
+    """A further proxy, which speaks HTTP."""
+
     host: Host
     port: int
     headers: Headers
@@ -60,7 +79,7 @@ class Dialer:
         self._head_bytes = policy.limits.header_bytes
         self._resolver = Resolver()
         uses_upstream = policy.settings.allow_upstream_proxy and policy.upstream
-        self._upstream = _parse_upstream(policy.upstream) if uses_upstream and policy.upstream else None
+        self._upstream = parse_upstream(policy.upstream) if uses_upstream and policy.upstream else None
 
     async def route(self, target: Target) -> Route:
         """Judge a plain request, and connect to its server or to the further proxy.
@@ -100,7 +119,7 @@ class Dialer:
             connection.close()
             raise
 
-    async def _connect_upstream(self, upstream: _Upstream) -> socket.socket:
+    async def _connect_upstream(self, upstream: Upstream) -> socket.socket:
         endpoints = await self._resolver.resolve(upstream.host, upstream.port, self._seconds)
         return await connect(endpoints, self._seconds)
 
@@ -123,16 +142,22 @@ class Dialer:
         return http.trailing_data[0]
 
 
-def _parse_upstream(text: str) -> _Upstream:
-    url = urlsplit(text if "://" in text else f"http://{text}")
+def parse_upstream(text: str) -> Upstream:
+    """Read the URL of a further proxy.
+
+    Raises:
+        ValueError: it is not the URL of an HTTP proxy.
+    """
+    # The URL may have a password, so that no error shows it.
     try:
-        host = parse_host(url.hostname or "")
-    except HostError as error:
-        raise ValueError(f"the upstream proxy has no valid host: {error}") from None
+        url = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = parse_host(url.hostname or ""), url.port or 80
+    except ValueError:
+        raise ValueError("the URL of the upstream proxy has no valid host and port") from None
     if url.scheme != "http":
         raise ValueError(f"an upstream proxy is reached by http://, and not by {url.scheme}://")
     headers = []
     if url.username or url.password:
         secret = unquote_to_bytes(url.username or "") + b":" + unquote_to_bytes(url.password or "")
         headers.append((b"Proxy-Authorization", b"Basic " + b64encode(secret)))
-    return _Upstream(host, url.port or 80, headers)
+    return Upstream(host, port, headers)

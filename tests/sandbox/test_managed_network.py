@@ -215,6 +215,20 @@ def test_a_permitted_host_is_no_way_to_a_daemon(anyones_host: Host) -> None:
         assert server.stop() == 0
 
 
+def test_an_upstream_proxy_that_cannot_be_used_is_named_before_anything_runs(make_host: MakeHost) -> None:
+    host = make_host(env={"HTTP_PROXY": "https://user:secret@proxy.test"})
+    tree = host.tree()
+    params = host.client.start_params(
+        ["/bin/touch", str(tree.out / "made")], **managed(tree, DISABLED, allowUpstreamProxy=True)
+    )
+    failure = host.client.refused("process/start", params)
+    assert failure.code == -32600
+    assert "HTTP_PROXY" in failure.message
+    assert "secret" not in failure.message
+    assert not (tree.out / "made").exists()
+    assert host.shell(tree, "true", **managed(tree)).exit_code == 0
+
+
 # -- the ends of proxies
 
 
