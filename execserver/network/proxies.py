@@ -179,6 +179,7 @@ class Proxies:
                 except BaseException:
                     ours.close()
                     raise
+            ours.setblocking(False)
             self._forker = ours
         return self._forker
 
