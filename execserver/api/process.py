@@ -342,7 +342,9 @@ class ProcessHandlers:
         return child_environment(self._host.environment, params.env_policy, params.env)
 
     def _spec(self, params: StartParams, variables: Mapping[str, str] = _NO_VARIABLES) -> LaunchSpec:
-        return LaunchSpec.of(params, {**self._environment(params), **variables}, self._host.shell)
+        environment = self._environment(params)
+        environment.update(variables)
+        return LaunchSpec.of(params, environment, self._host.shell)
 
     async def _signal_tree(self, caller: Caller, process: ManagedProcess, number: int) -> SignalResult:
         try:

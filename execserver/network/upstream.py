@@ -1,15 +1,15 @@
-"""The HTTP proxy that the daemon's environment names, through which network proxies may connect."""
+"""The HTTP proxy that the daemon's environment names, through which network proxies may connect.
+
+The server reads its URL too, and does not load the modules of a proxy for that.
+"""
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from execserver.network.addresses import Host, parse_host
-
-_VARIABLES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 
 
 class UpstreamProxy(NamedTuple):
@@ -20,21 +20,6 @@ class UpstreamProxy(NamedTuple):
 
     headers: list[tuple[bytes, bytes]]
     """For this proxy: its credentials."""
-
-
-def upstream_of(environment: Mapping[str, str]) -> str | None:
-    """The URL of the first proxy that an environment names and that can be used.
-
-    `NO_PROXY` is not considered, as by the reference.
-    """
-    for name in _VARIABLES:
-        if url := environment.get(name, "").strip():
-            try:
-                parse_upstream(url)
-            except ValueError:
-                continue
-            return url
-    return None
 
 
 def parse_upstream(text: str) -> UpstreamProxy:
