@@ -443,6 +443,8 @@ class Server:
         if self._table is not None:
             await self._table.close()
         await asyncio.to_thread(self._sandboxes.close)
+        if executor.tree_killer.leaves is not None:
+            await asyncio.to_thread(executor.tree_killer.leaves.close)
         await self._send_last_events()
         for listener in self._listeners:
             # Until here they have served the pages that report the end of the service.

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from _blake2 import blake2b  # what `hashlib` has, which loads OpenSSL for the others
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from execprotocol.process import USUAL_SIZE, StartParams
+from execprotocol.process import USUAL_SIZE, ResourceLimits, StartParams
+from execserver.spool.records import Started
 
 if TYPE_CHECKING:
+    from execserver.launch_spec import LaunchSpec
     from execserver.sandbox.confinement import Confinement
 
 MAX_KEPT_ARGV = 4096
@@ -43,7 +46,7 @@ class StartOptions(msgspec.Struct, frozen=True):
     """The options of a start beside the program."""
 
     timeout: float | None
-    """Seconds after which the process is killed."""
+    """Seconds after which the process is killed, also for its `limits`."""
     idle_timeout: float | None
     """Seconds without output or input after which it is killed."""
     digests: dict[str, str] | None
@@ -56,10 +59,17 @@ class StartOptions(msgspec.Struct, frozen=True):
     """Seconds between SIGTERM and SIGKILL at either limit; None for SIGKILL at once."""
     confinement: Confinement | None = None
     """The sandbox. It belongs to the process, once there is one."""
+    limits: ResourceLimits | None = None
+    """What it may use; None for no limit."""
 
     @classmethod
     def of(
-        cls, params: StartParams, *, may_attach: bool, confinement: Confinement | None = None
+        cls,
+        params: StartParams,
+        *,
+        may_attach: bool,
+        confinement: Confinement | None = None,
+        limits: ResourceLimits | None = None,
     ) -> StartOptions:
         """The options of a request.
 
@@ -68,16 +78,46 @@ class StartOptions(msgspec.Struct, frozen=True):
             may_attach: whether a later start may want to attach. Without that the digests would cost more
                 than a spawn has to spare.
             confinement: the sandbox that was prepared for it.
+            limits: those in force: of the request, or of the settings.
         """
+        wall_ms = None if limits is None else limits.wall_ms
+        ends = [each for each in (params.timeout_ms, wall_ms) if each is not None]
         return cls(
-            _seconds(params.timeout_ms),
+            _seconds(min(ends, default=None)),
             _seconds(params.idle_timeout_ms),
             start_digests(params) if may_attach else None,
             bounded_argv(params.argv),
             bounded_path(params.cwd),
             _seconds(params.grace_ms),
             confinement,
+            limits,
         )
+
+    def record(
+        self, number: int, session_id: str, process_id: str, pid: int, spec: LaunchSpec
+    ) -> tuple[Started, list[int]]:
+        """The record of the process that was started with these options, and the locks of its sandbox."""
+        description, locks = (None, []) if self.confinement is None else self.confinement.recovery_state()
+        started_at = time.monotonic()
+        started = Started(
+            number,
+            session_id,
+            process_id,
+            pid,
+            spec.tty,
+            spec.pipe_stdin,
+            started_at,
+            None if self.timeout is None else started_at + self.timeout,
+            self.idle_timeout,
+            self.digests,
+            description,
+            self.argv,
+            self.cwd,
+            time.time_ns() // 1_000_000,
+            self.grace,
+            None if self.limits is None else self.limits.values(),
+        )
+        return started, locks
 
 
 def start_digests(params: StartParams) -> dict[str, str]:

@@ -56,6 +56,7 @@ class BubblewrapConfinement(Confinement):
         super().__init__(policy, cwd, lease, watched)
         self._held = dict(held or {})
         self.namespaces = view.namespaces
+        self._view = view
         self._tools = tools
         self._null = None if sources.devices is None else f"{sources.devices}/null"
         self._filter = seccomp.program(
@@ -94,7 +95,8 @@ class BubblewrapConfinement(Confinement):
                 line, command.cwd, command.environment, new_session, dies_with_parent
             )
             ends = (gate[0], gate[1]) if gate else None
-            arguments = bubblewrap.arguments(self._options, inside, program, status_inside, ends)
+            made = [*self._options, *bubblewrap.read_only(self._view, command.read_only)]
+            arguments = bubblewrap.arguments(made, inside, program, status_inside, ends)
             # Last, so that nothing can fail between this and the return.
             arguments_file = memory_file(arguments)
         except BaseException:
@@ -154,14 +156,14 @@ class ThreadConfinement(Confinement):
         # `dies_with_parent` has no meaning here: the parent would be the thread.
         return replace(command, limit=self._limit)
 
-    def _limit(self, terminal: str | None) -> None:
+    def _limit(self, terminal: str | None, gate: str | None = None) -> None:
         if not self.policy.limits_files:
             deny_new_privileges()
             install_filter(self._filter)
             return
         from execserver.sandbox import landlock
 
-        with landlock.Ruleset.of_view(self._view, own=self._own, terminal=terminal) as rules:
+        with landlock.Ruleset.of_view(self._view, own=self._own, terminal=terminal, gate=gate) as rules:
             rules.restrict_self(self._filter)
 
 
