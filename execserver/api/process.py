@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import pybase64
@@ -22,7 +23,7 @@ from execprotocol.errors import (
     start_unknown,
     unknown_process,
 )
-from execprotocol.limits import MAX_FILLED_GAP, MAX_PAGE_BYTES
+from execprotocol.limits import MAX_ASKING_NAME_BYTES, MAX_FILLED_GAP, MAX_PAGE_BYTES
 from execprotocol.path_uri import ForeignPath
 from execprotocol.process import signal_number
 from execserver.api import confinement
@@ -46,13 +47,13 @@ from execserver.sessions.session import Session
 from execserver.telemetry.measures import measures
 
 if TYPE_CHECKING:
+    from execprotocol.network import NetworkProxy
     from execprotocol.process import (
         CloseStdinParams,
         CloseStdinResult,
         ReadParams,
         ResizeParams,
         ResizeResult,
-        ResourceLimits,
         SandboxType,
         SignalParams,
         SignalResult,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
         WriteResult,
     )
     from execprotocol.sandbox import SandboxContext
+    from execserver.network.proxies import Proxies, Proxy
     from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.policy import Policy
     from execserver.sandbox.sandboxes import Sandboxes
@@ -80,6 +82,8 @@ _MAX_WAIT_SECONDS = 10 * 365 * 24 * 3600.0
 
 _PIECES_FROM_BYTES = 16 << 10
 """Smaller pages are joined: a copy is cheaper than pieces."""
+
+_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 _PLATFORM_SANDBOX: SandboxType = "macosSeatbelt" if sys.platform == "darwin" else "linuxSeccomp"
 
@@ -101,6 +105,7 @@ class ProcessHandlers:
         self._sessions = sessions
         self._host = host
         self._sandboxes = sandboxes
+        self._proxies: Proxies | None = None
 
     def table(self) -> Handlers:
         """Method name → handler."""
@@ -124,12 +129,11 @@ class ProcessHandlers:
         policy = None if params.sandbox is None else self._policy(params, params.sandbox)
         if self._host.require_sandbox:
             confinement.require_limits(params.sandbox, policy)
+        if params.network_proxy is not None:
+            return self._start_with_proxy(caller, params, params.network_proxy, policy)
         if policy is not None:
             return self._start_confined(caller, params, policy)
-        limits = params.limits
-        if limits is not None and limits.need_group:
-            return self._start_limited(caller, params, limits)
-        if self._executor.can_spawn_now:
+        if self._executor.can_spawn_now and not _needs_group(params):
             return self._start(caller, params, self._spec)
         return self._start_in_turn(caller, params)
 
@@ -225,8 +229,9 @@ class ProcessHandlers:
         params: StartParams,
         make_spec: Callable[[StartParams], LaunchSpec],
         confinement: Confinement | None = None,
+        proxy: Proxy | None = None,
     ) -> Encoded:
-        options = _options(caller, params, confinement)
+        options = _options(caller, params, confinement, proxy)
         try:
             process = caller.session.processes.start(params.process_id, lambda: make_spec(params), options)
         except SpawnFailed as error:
@@ -255,23 +260,18 @@ class ProcessHandlers:
         result = self.start(caller, params)
         return result if isinstance(result, Encoded) else await result
 
-    async def _start_in_turn(self, caller: Caller, params: StartParams) -> Encoded:
+    async def _start_in_turn(
+        self, caller: Caller, params: StartParams, proxy: Proxy | None = None
+    ) -> Encoded:
         with caller.session.processes.reserve(params.process_id) as reservation:
+            variables = {} if proxy is None else await proxy.variables()
+            if _needs_group(params):
+                spec = self._own_spec(params, variables)
+                return await self._start_in_leaf(caller, params, spec, reservation, None, proxy)
             await self._executor.wait_for_turn()
             if reservation.cancelled:
                 raise start_cancelled(params.process_id)
-        return self._start(caller, params, self._spec)
-
-    async def _start_limited(self, caller: Caller, params: StartParams, limits: ResourceLimits) -> Encoded:
-        with caller.session.processes.reserve(params.process_id) as reservation:
-            try:
-                spec = self._spec(params)
-            except (OSError, ValueError) as error:
-                measures.failed_starts += 1
-                failed = SpawnFailed(error)
-                self._explain(failed, params)
-                raise failed from None
-            return await self._start_in_leaf(caller, params, spec, reservation)
+        return self._start(caller, params, lambda _: self._spec(params, variables), proxy=proxy)
 
     async def _start_in_leaf(
         self,
@@ -280,6 +280,7 @@ class ProcessHandlers:
         spec: LaunchSpec,
         reservation: Reservation,
         confined: Confinement | None = None,
+        proxy: Proxy | None = None,
         taken: Callable[[], None] = lambda: None,
     ) -> Encoded:
         """Start a process with limits. When the request is cancelled, wait until the start is given up: its
@@ -288,7 +289,7 @@ class ProcessHandlers:
         session = caller.session
 
         async def start() -> ManagedProcess:
-            options = _options(caller, params, confined)
+            options = _options(caller, params, confined, proxy)
             process = await session.processes.start_limited(
                 params.process_id, spec, options, lambda: not reservation.cancelled
             )
@@ -309,25 +310,50 @@ class ProcessHandlers:
             raise
         return _answer_start(caller, params, process)
 
-    async def _start_confined(self, caller: Caller, params: StartParams, policy: Policy) -> Encoded:
+    async def _start_with_proxy(
+        self, caller: Caller, params: StartParams, settings: NetworkProxy, policy: Policy | None
+    ) -> Encoded:
+        """Start a network proxy and the process that it is for."""
+        if self._proxies is None:
+            from execserver.network.proxies import Proxies  # few daemons need it
+
+            self._proxies = Proxies(self._host.environment, self._executor.tree_killer.tag(0))
+        proxy = self._proxies.open(settings, inside=policy is not None and policy.managed_network)
+        try:
+            if policy is None:
+                result = await self._start_in_turn(caller, params, proxy)
+            else:
+                result = await self._start_confined(caller, params, policy, proxy)
+        except BaseException:
+            proxy.close()
+            raise
+        caller.session.processes.get(params.process_id).serve_network(caller.session.network)
+        return result
+
+    async def _start_confined(
+        self, caller: Caller, params: StartParams, policy: Policy, proxy: Proxy | None = None
+    ) -> Encoded:
         """Look at the disk in a thread, then start when it is the request's turn."""
-        preparation = confinement.Preparation(self._sandboxes, policy, lambda: self._spec(params))
+        variables: dict[str, str] = {}
+        preparation = confinement.Preparation(self._sandboxes, policy, lambda: self._spec(params, variables))
         try:
             with caller.session.processes.reserve(params.process_id) as reservation:
+                if proxy is not None:
+                    variables.update(await proxy.variables())
                 calls = caller.own(BlockingCalls, BlockingCalls)
                 try:
                     spec, confined = await calls.run(preparation.run)
                 except SpawnFailed as error:
                     await calls.run(self._explain, error, params, partial(confinement.may_read, policy))
                     raise
-                if params.limits is not None and params.limits.need_group:
+                if _needs_group(params):
                     return await self._start_in_leaf(
-                        caller, params, spec, reservation, confined, preparation.taken
+                        caller, params, spec, reservation, confined, proxy, preparation.taken
                     )
                 await self._executor.wait_for_turn()
                 if reservation.cancelled:
                     raise start_cancelled(params.process_id)
-            result = self._start(caller, params, lambda _: spec, confined)
+            result = self._start(caller, params, lambda _: spec, confined, proxy)
             preparation.taken()
             return result
         finally:
@@ -355,8 +381,22 @@ class ProcessHandlers:
     def _environment(self, params: StartParams) -> dict[str, str]:
         return child_environment(self._host.environment, params.env_policy, params.env)
 
-    def _spec(self, params: StartParams) -> LaunchSpec:
-        return LaunchSpec.of(params, self._environment(params), self._host.shell)
+    def _spec(self, params: StartParams, variables: Mapping[str, str] = _NO_VARIABLES) -> LaunchSpec:
+        return LaunchSpec.of(params, {**self._environment(params), **variables}, self._host.shell)
+
+    def _own_spec(self, params: StartParams, variables: Mapping[str, str]) -> LaunchSpec:
+        """The specification, where no sandbox is prepared.
+
+        Raises:
+            SpawnFailed: the program is missing.
+        """
+        try:
+            return self._spec(params, variables)
+        except (OSError, ValueError) as error:
+            measures.failed_starts += 1
+            failed = SpawnFailed(error)
+            self._explain(failed, params)
+            raise failed from None
 
     async def _signal_tree(self, caller: Caller, process: ManagedProcess, number: int) -> SignalResult:
         try:
@@ -386,9 +426,17 @@ def _signal_result(
     return {"status": status} if caller.extensions else {}
 
 
-def _options(caller: Caller, params: StartParams, confined: Confinement | None) -> StartOptions:
+def _needs_group(params: StartParams) -> bool:
+    return params.limits is not None and params.limits.need_group
+
+
+def _options(
+    caller: Caller, params: StartParams, confined: Confinement | None, proxy: Proxy | None
+) -> StartOptions:
     may_attach = caller.extensions or params.if_exists == "attach"
-    return StartOptions.of(params, may_attach=may_attach, confinement=confined, limits=params.limits)
+    return StartOptions.of(
+        params, may_attach=may_attach, confinement=confined, proxy=proxy, limits=params.limits
+    )
 
 
 def _answer_start(caller: Caller, params: StartParams, process: ManagedProcess) -> Encoded:
@@ -417,14 +465,35 @@ def _check_start(params: StartParams) -> None:
             f"cwd URI `{params.cwd}` is not valid on this exec-server host: "
             f"'{params.cwd}' is invalid on 'linux'"
         )
-    if params.network_proxy is not None:
-        raise InvalidRequest("networkProxy is not available on this executor (see environment/info)")
+    _check_proxy(params)
     if params.size is not None and not params.tty:
         raise InvalidParams("`size` is that of a terminal: give it with `tty` only", field="size")
     wall_ms = None if params.limits is None else params.limits.wall_ms
     if params.grace_ms is not None and params.timeout_ms is params.idle_timeout_ms is wall_ms is None:
         text = "`graceMs` is for a time limit: give it with `timeoutMs`, `idleTimeoutMs` or `wallMs` only"
         raise InvalidParams(text, field="graceMs")
+
+
+def _check_proxy(params: StartParams) -> None:
+    proxy = params.network_proxy
+    if proxy is None:
+        if params.enforce_managed_network and params.sandbox is not None:
+            raise InvalidParams(
+                "enforceManagedNetwork makes a network proxy the only way out of the sandbox: send it with "
+                "`networkProxy`, or leave it out",
+                field="enforceManagedNetwork",
+            )
+        return
+    if not proxy.proxy.enabled:
+        raise InvalidParams(
+            "invalid network proxy config: executor-local network proxy launch requires an enabled proxy",
+            field="networkProxy.proxy.enabled",
+        )
+    name_bytes = len(params.process_id.encode("utf-8", "surrogatepass"))
+    if proxy.policy_decision_timeout_ms is not None and not 1 <= name_bytes <= MAX_ASKING_NAME_BYTES:
+        raise InvalidParams(
+            "callback-enabled process ID must be non-empty and at most 256 bytes", field="processId"
+        )
 
 
 async def _read_when_news(

@@ -22,7 +22,8 @@ from execserver.processes.process_limits import ProcessLimits
 from execserver.processes.recovery_state import RecoveryState
 from execserver.processes.reserved_descriptors import ReservedDescriptors
 from execserver.processes.retention import Retention
-from execserver.processes.spawn import Spawned, Spawner, open_gate
+from execserver.processes.sandboxed_child import begin_in_sandbox
+from execserver.processes.spawn import Spawned, Spawner
 from execserver.processes.start_options import StartOptions
 from execserver.processes.stdin import InputBudget
 from execserver.processes.tree_kill import TreeKiller
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from execprotocol.process import ExitCause
     from execserver.launch_spec import LaunchSpec
     from execserver.limits.leaf import Leaf
+    from execserver.network.proxies import Proxy
     from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.sandboxes import Sandboxes
 
@@ -50,7 +52,8 @@ _FREE_DESCRIPTORS = 256
 """Kept free of processes: for connections, files, and the daemon itself."""
 
 _DESCRIPTORS_A_PROCESS = 9
-"""A pidfd, up to five ends of pipes, the files of output and input, and one for the moment of the spawn."""
+"""A pidfd, up to five ends of pipes, the files of output and input, and one for the moment of the spawn. A
+network proxy takes one more, of those that are kept free."""
 
 _DESCRIPTORS_A_SANDBOX = 18
 """The launcher's report, a pidfd of the first process inside, and the locks of eight mount points."""
@@ -175,12 +178,7 @@ class Executor:
         self.next_number += 1
         return self.next_number - 1
 
-    def spawn(
-        self,
-        number: int,
-        spec: LaunchSpec,
-        options: StartOptions,
-    ) -> Spawned:
+    def spawn(self, number: int, spec: LaunchSpec, options: StartOptions) -> Spawned:
         """Spawn a process that is not recorded yet; raises as `start`."""
         self._require_descriptors()
         if not self._spawns_this_turn:
@@ -208,14 +206,15 @@ class Executor:
             OSError: it cannot be recorded, and is killed; likewise ValueError.
         """
         started, locks = options.record(number, session_id, process_id, spawned.pid, spec)
-        index, slots = self._record_start(started, spawned, locks, None if leaf is None else leaf.oom_events)
-        if spawned.gate is not None:
-            # Only now: a command that a new server does not know must not have run.
-            open_gate(spawned.gate)
+        oom = None if leaf is None else leaf.oom_events
+        index, slots = self._record_start(started, spawned, locks, options.proxy, oom)
+        # Only now: a command that a new server does not know must not have run.
+        begin_in_sandbox(spawned, options.proxy, self.tree_killer.tag(number))
         measures.processes_started += 1
         limits = None if options.limits is None else ProcessLimits(options.limits, leaf)
         output = self.make_log(number, index)
         process = self.add(started, output, on_closed, options.confinement, limits, live=True)
+        process.proxy = options.proxy
         process.begin(spawned, slots)
         return process
 
@@ -227,7 +226,7 @@ class Executor:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def _record_start(
-        self, started: Started, spawned: Spawned, locks: list[int], oom_events: int | None
+        self, started: Started, spawned: Spawned, locks: list[int], proxy: Proxy | None, oom: int | None
     ) -> tuple[ProcessIndex, list[int]]:
         """Make the process known to a new server. Returns its index and the slots with its descriptors."""
         number = started.number
@@ -235,7 +234,8 @@ class Executor:
         try:
             index = self.recovery.arena.open(number)
             report = [fd for fd in (spawned.status, spawned.gate) if fd is not None]
-            return index, self.recovery.started(started, spawned.kept(), report, locks, oom_events)
+            network = () if proxy is None else (proxy.fileno(),)
+            return index, self.recovery.started(started, spawned.kept(), report, locks, network, oom)
         except (OSError, ValueError):
             # A process that a new server would not know must not run.
             self.tree_killer.end_failed_start(number, spawned.pid)

@@ -36,6 +36,9 @@ from execserver.spool.records import (
     Exited,
     Forgotten,
     Launching,
+    NetworkAnswer,
+    NetworkDecided,
+    NetworkTarget,
     Service,
     SessionEnded,
     SessionEnding,
@@ -56,6 +59,7 @@ from execserver.supervisor.fd_store_protocol import (
     INPUT,
     LEDGER,
     MEMORY,
+    NETWORK,
     OOM,
     PROCESS,
     SANDBOX,
@@ -193,6 +197,15 @@ class RecoveryState:
         """
         self._append(SessionTtl(session_id, seconds))
 
+    def network_decided(self, session_id: str, target: NetworkTarget, answer: NetworkAnswer) -> None:
+        """Record a client's decision about a host, before it takes effect in the session.
+
+        Raises:
+            OSError: no memory; it must not outlive the question.
+        """
+        self._append(NetworkDecided(session_id, target, answer))
+        reach("after-network-decision")
+
     def session_ending(self, session_id: str, at_ms: int, reason: ForgettingReason, ttl_ms: int) -> None:
         """Record that all of a session is about to be killed, and that no client can resume it."""
         self._note(SessionEnding(session_id, at_ms, reason, ttl_ms))
@@ -223,6 +236,7 @@ class RecoveryState:
         descriptors: Sequence[int],
         report: Sequence[int] = (),
         sandbox: Sequence[int] = (),
+        network: Sequence[int] = (),
         oom_events: int | None = None,
     ) -> list[int]:
         """Record and keep a spawned process. Returns the slots beside `PROCESS` that are in use.
@@ -232,12 +246,18 @@ class RecoveryState:
             descriptors: its pidfd and our ends (`Spawned.kept`).
             report: the file that the launcher of its sandbox writes to, and its gate, if there is one.
             sandbox: the locks that keep its mount points from being swept.
+            network: the control socket of its network proxy, if it has one.
             oom_events: the count of its memory limit (`limits/leaf.py`).
         """
         reach("after-spawn")
         self._append(record)
         reach("after-ledger")
-        slots = self._keep_sandbox(record.number, report, sandbox) if report or sandbox else []
+        slots: list[int] = []
+        if network:
+            self._fd_store.keep(record.number, NETWORK, network)
+            slots.append(NETWORK)
+        if report or sandbox:
+            slots += self._keep_sandbox(record.number, report, sandbox)
         if oom_events is not None:
             self._fd_store.keep(record.number, OOM, [oom_events])
             slots.append(OOM)

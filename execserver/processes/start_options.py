@@ -22,6 +22,7 @@ from execserver.spool.records import Started
 
 if TYPE_CHECKING:
     from execserver.launch_spec import LaunchSpec
+    from execserver.network.proxies import Proxy
     from execserver.sandbox.confinement import Confinement
 
 MAX_KEPT_ARGV = 4096
@@ -59,6 +60,8 @@ class StartOptions(msgspec.Struct, frozen=True):
     """Seconds between SIGTERM and SIGKILL at either limit; None for SIGKILL at once."""
     confinement: Confinement | None = None
     """The sandbox. It belongs to the process, once there is one."""
+    proxy: Proxy | None = None
+    """The network proxy, likewise."""
     limits: ResourceLimits | None = None
     """What it may use; None for no limit."""
 
@@ -69,6 +72,7 @@ class StartOptions(msgspec.Struct, frozen=True):
         *,
         may_attach: bool,
         confinement: Confinement | None = None,
+        proxy: Proxy | None = None,
         limits: ResourceLimits | None = None,
     ) -> StartOptions:
         """The options of a request.
@@ -78,6 +82,7 @@ class StartOptions(msgspec.Struct, frozen=True):
             may_attach: whether a later start may want to attach. Without that the digests would cost more
                 than a spawn has to spare.
             confinement: the sandbox that was prepared for it.
+            proxy: the network proxy that was started for it.
             limits: those in force: of the request, or of the settings.
         """
         wall_ms = None if limits is None else limits.wall_ms
@@ -90,6 +95,7 @@ class StartOptions(msgspec.Struct, frozen=True):
             bounded_path(params.cwd),
             _seconds(params.grace_ms),
             confinement,
+            proxy,
             limits,
         )
 

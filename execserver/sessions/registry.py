@@ -67,7 +67,7 @@ class SessionRegistry:
         """Open a session for a connection."""
         session_id = str(uuid.uuid4())
         self._executor.recovery.session_opened(session_id)
-        session = Session(session_id, ProcessStore(self._executor, session_id))
+        session = Session(session_id, ProcessStore(self._executor, session_id), self._executor.recovery)
         self._sessions[session.id] = session
         self._holders[session.id] = holder
         measures.sessions_opened += 1
@@ -139,6 +139,7 @@ class SessionRegistry:
     def detach(self, session: Session) -> None:
         """Detach a session whose connection is gone, and start its expiry."""
         self._holders.pop(session.id, None)
+        session.set_client(None)
         if session.attachment is not None:
             session.attachment.close()
             session.attachment = None
@@ -171,10 +172,13 @@ class SessionRegistry:
         inherited = takeover.inherit(on_closed)
         closed: list[ManagedProcess] = []
         for session_id, state in takeover.state.sessions.items():
-            session = Session(session_id, stores[session_id])
+            session = Session(session_id, stores[session_id], self._executor.recovery, state.network)
             session.ttl = state.ttl
             processes = inherited.pop(session_id, [])
             session.processes.inherit(processes, state.numbers)
+            for process in processes:
+                if process.proxy is not None:
+                    process.serve_network(session.network)
             for process in processes:
                 if process.closed:
                     closed.append(process)

@@ -12,19 +12,45 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from execserver.processes.output_log import Page
 from execserver.processes.process import ManagedProcess
+from execserver.processes.recovery_state import RecoveryState
 from execserver.processes.store import ProcessStore
 from execserver.sessions.event_stream import HOLD_SECONDS, EventStream, Hold, Sink
+from execserver.spool.records import NetworkAnswer, NetworkTarget
+
+if TYPE_CHECKING:
+    from execprotocol.network import PolicyDecisionEvent
+    from execserver.sessions.network_decisions import Client, NetworkDecisions
+
+MAX_REPORTS = 256
+"""Reports that wait for a connection which takes no events: of a process's proxy, whose command could make
+them without end."""
 
 
 class Session:
-    """The processes of one client and, while a connection is attached, their event streams."""
+    """The processes of one client and, while a connection is attached, their event streams.
 
-    def __init__(self, session_id: str, store: ProcessStore) -> None:
+    Args:
+        session_id: its id.
+        store: its processes.
+        recovery: records the client's decisions about hosts.
+        kept_decisions: those that an earlier server kept.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        store: ProcessStore,
+        recovery: RecoveryState,
+        kept_decisions: Mapping[NetworkTarget, NetworkAnswer] | None = None,
+    ) -> None:
         self.id = session_id
         self.processes = store
         self.ttl: float | None = None
@@ -33,6 +59,40 @@ class Session:
         self.expiry: asyncio.TimerHandle | None = None
         self.ending: asyncio.Task[None] | None = None
         """Kills the remaining processes; None while the session can be resumed."""
+        self._recovery = recovery
+        self._kept_decisions = kept_decisions or {}
+        self._client: Client | None = None
+        self._network: NetworkDecisions | None = None
+        self._unreported: deque[PolicyDecisionEvent] = deque(maxlen=MAX_REPORTS)
+        """Decisions of proxies that were made without a connection, oldest first."""
+
+    @property
+    def network(self) -> NetworkDecisions:
+        """The client's decisions about hosts, made at the first use: few sessions need them."""
+        if self._network is None:
+            from execserver.sessions.network_decisions import NetworkDecisions
+
+            record = partial(self._recovery.network_decided, self.id)
+            self._network = NetworkDecisions(record, self._report_decision, self._kept_decisions)
+            self._network.set_client(self._client)
+        return self._network
+
+    def set_client(self, client: Client | None) -> None:
+        """Ask this connection from now on, because its handshake is complete; None when it takes no more
+        questions.
+        """
+        self._client = client
+        if self._network is not None:
+            self._network.set_client(client)
+        self._report_decisions()
+
+    def _report_decision(self, event: PolicyDecisionEvent) -> None:
+        self._unreported.append(event)
+        self._report_decisions()
+
+    def _report_decisions(self) -> None:
+        while self._unreported and self.attachment is not None and self._client is not None:
+            self.attachment.report("network/policyDecision", self._unreported.popleft())
 
     def attach(self, sink: Sink, *, resumed: bool, extensions: bool = False) -> Attachment:
         """Send events to this connection from now on."""
@@ -62,6 +122,7 @@ class Attachment:
         self._behind: dict[int, EventStream] = {}
         self._observed: dict[tuple[str, str], EventStream] = {}
         """Event streams of other sessions' processes, by session and process id."""
+        self._reports: deque[bytes] = deque(maxlen=MAX_REPORTS)
         self._closed = False
         self._hold: asyncio.TimerHandle | None = None
         for process in processes:
@@ -132,12 +193,24 @@ class Attachment:
         if stream is not None:
             stream.answered(page, next_seq)
 
+    def report(self, method: str, params: Mapping[str, Any]) -> None:
+        """Send an event that belongs to no stream, at once or when it may be queued. If the connection takes
+        too few, the oldest waiting ones are dropped.
+        """
+        self._reports.append(msgspec.json.encode({"method": method, "params": params}))
+        self._send_reports()
+
+    def _send_reports(self) -> None:
+        while self._reports and not self._closed and self._sink.may_queue_event():
+            self._sink.send_event((self._reports.popleft(),))
+
     def fell_behind(self, stream: EventStream) -> None:
         """Remember a stream that has more events to send."""
         self._behind[stream.process.number] = stream
 
     def drained(self) -> None:
         """Events may be queued again: the streams that are behind take turns."""
+        self._send_reports()
         turns = deque(self._behind.values())
         while turns and self._sink.may_queue_event():
             stream = turns.popleft()

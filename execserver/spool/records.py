@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,6 +22,15 @@ REMEMBERED_WRITES = 4096
 """Write ids kept a process, the newest: as many as a server remembers
 (`execprotocol.limits.REMEMBERED_WRITE_IDS`)."""
 
+KEPT_NETWORK_DECISIONS = 1024
+"""The client's decisions about hosts that are kept a session, the newest. A command that invents hosts must
+not fill the ledger; above the limit the client is asked again."""
+
+NetworkTarget = tuple[str, str, int]
+"""A protocol, a host and a port."""
+
+NetworkAnswer = tuple[Literal["allow", "deny"], str | None]
+"""A client's decision and its reason."""
 
 FOREIGN_MARK = "\0"
 """The first character of the stored id of a write from another session than the process's own."""
@@ -71,6 +80,14 @@ class SessionTtl(Record, tag="session-ttl", frozen=True):
     id: str
     seconds: float | None
     """None for the setting of the daemon."""
+
+
+class NetworkDecided(Record, tag="network-decided", frozen=True):
+    """The client has decided for the session about a host."""
+
+    session: str
+    target: NetworkTarget
+    answer: NetworkAnswer
 
 
 class SessionEnding(Record, tag="session-ending", frozen=True):
@@ -189,6 +206,7 @@ AnyRecord = (
     Service
     | SessionOpened
     | SessionTtl
+    | NetworkDecided
     | SessionEnding
     | SessionEnded
     | Launching
@@ -276,6 +294,8 @@ class SessionState(msgspec.Struct):
     """The numbers of all its processes, also forgotten ones, which may have left descendants."""
     ttl: float | None = None
     """Seconds for which it is kept without a connection; None for the setting of the daemon."""
+    network: dict[NetworkTarget, NetworkAnswer] = msgspec.field(default_factory=dict)
+    """The client's decisions for the session, oldest first."""
     ending: bool = False
 
 
@@ -311,6 +331,8 @@ class State(msgspec.Struct):
             yield Numbered(session, state.numbers)
             if state.ttl is not None:
                 yield SessionTtl(session, state.ttl)
+            for target, answer in state.network.items():
+                yield NetworkDecided(session, target, answer)
             if state.ending:
                 # Without its time: its processes are among the forgotten ones already.
                 yield SessionEnding(session)
@@ -330,6 +352,21 @@ def _session_opened(state: State, record: SessionOpened) -> None:
 def _session_ttl(state: State, record: SessionTtl) -> None:
     if (session := state.sessions.get(record.id)) is not None:
         session.ttl = record.seconds
+
+
+def _network_decided(state: State, record: NetworkDecided) -> None:
+    if (session := state.sessions.get(record.session)) is not None:
+        keep_decision(session.network, record.target, record.answer)
+
+
+def keep_decision(
+    kept: dict[NetworkTarget, NetworkAnswer], target: NetworkTarget, answer: NetworkAnswer
+) -> None:
+    """Add a decision to those of a session, in the place of the oldest if there are too many."""
+    kept.pop(target, None)
+    kept[target] = answer
+    if len(kept) > KEPT_NETWORK_DECISIONS:
+        del kept[next(iter(kept))]
 
 
 def _session_ending(state: State, record: SessionEnding) -> None:
@@ -425,6 +462,7 @@ _FOLD: dict[type[AnyRecord], Callable[[State, Any], None]] = {
     Service: _service,
     SessionOpened: _session_opened,
     SessionTtl: _session_ttl,
+    NetworkDecided: _network_decided,
     SessionEnding: _session_ending,
     SessionEnded: _session_ended,
     Launching: _launching,

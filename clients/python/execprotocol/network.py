@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict
 
 from msgspec import Meta
 
-from execprotocol.model import U64, Params, WireError, u64, wire_type
+from execprotocol.model import EXTENSION, U64, Params, WireError, u64, wire_type
 
 NetworkProtocol = Literal["http", "https_connect", "socks5_tcp", "socks5_udp"]
 """How a command asked the proxy for a host: a plain request, CONNECT, or SOCKS5."""
@@ -31,7 +31,7 @@ class ProxySettings(Params):
     """What the proxy of a process permits."""
 
     enabled: bool = False
-    """Whether there is a proxy; false is the same as no `networkProxy`."""
+    """Whether there is a proxy; false is refused."""
 
     enable_socks5: bool = False
     """Whether it also speaks SOCKS5, on a port of its own."""
@@ -99,7 +99,7 @@ class PolicyRequestParams(Params):
     """The client's name for the process."""
 
     request: NetworkRequest
-    """The host."""
+    """The host, and how the command asked for it."""
 
 
 class Decision(Params):
@@ -109,7 +109,12 @@ class Decision(Params):
     """`ask` means that a person would have to decide, and denies."""
 
     reason: str | None = None
-    """Why, in at most 1,024 bytes; for the command's error and for the record."""
+    """Why, in at most 1,024 bytes; for the command's error and for the record. Null is `not_allowed`."""
+
+    scope: Annotated[Literal["once", "session"] | None, EXTENSION] = None
+    """For how long `allow` and `deny` hold: `once`, for this question; `session`, for the same protocol, host
+    and port in the session, also after a reconnect. Null is `session` on a connection with extensions, and
+    `once` on others. `ask` is never kept."""
 
 
 class PolicyRequestResult(Params):
@@ -144,10 +149,10 @@ class PolicyDecisionEvent(TypedDict):
     """How the command asked."""
 
     host: str
-    """The host."""
+    """The host that the command asked for."""
 
     port: int
-    """Its port."""
+    """The port that the command asked for."""
 
     method: str | None
     """The HTTP method; null with SOCKS5."""
