@@ -165,12 +165,11 @@ class Executor:
         """Spawn.
 
         Raises:
-            OSError: the program or the directory is missing, or the system is out of a resource;
-                EMFILE when the daemon's own limit on processes is reached.
+            OSError: the program or the directory is missing, or the system is out of a resource (EMFILE: of
+                descriptors for another process).
             ValueError: a NUL byte, or an invalid variable name.
         """
-        number = self.take_number()
-        spawned = self.spawn(number, spec, options)
+        spawned = self.spawn(number := self.take_number(), spec, options)
         return self.started(number, session_id, process_id, spec, options, on_closed, spawned)
 
     def take_number(self) -> int:
