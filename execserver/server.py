@@ -336,6 +336,7 @@ class Server:
         only_stdio = all(listener.kind == "stdio" for listener in self._hello.listeners)
         await load_when_quiet(executor, only_stdio=only_stdio)
         run_in_background(self._sandboxes.sweep)
+        run_in_background(_sweep_groups)
 
     # -- life
 
@@ -466,3 +467,13 @@ class Server:
             if asyncio.get_running_loop().time() > deadline:
                 return
             await asyncio.sleep(0.005)
+
+
+def _sweep_groups() -> None:
+    """In a thread: remove the control groups that killed services have left."""
+    from execserver.limits import hierarchies
+
+    if groups := hierarchies.groups_of_services():
+        from execserver.limits.leaves import sweep
+
+        sweep(groups)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
 
 INNER = "execserver.daemon"
 """The group of supervisor and server in cgroup v2, where a group with processes cannot have controllers."""
+
+PREFIX = "execserver."
+"""Of the name of a service's group; the number of the service follows."""
+
+_GROUP = re.compile(rf"{re.escape(PREFIX)}[0-9]+")
 
 WANTED = ("memory", "pids", "cpu", "cpuacct", "io", "blkio")
 """The controllers that a leaf uses. `cpuacct` and `blkio` are in cgroup v1 only, `io` in v2 only."""
@@ -52,6 +58,16 @@ def find_hierarchies(proc: str = "/proc") -> list[Hierarchy]:
             # The same hierarchy may be mounted twice.
             found.setdefault(",".join(sorted(hierarchy.controllers)), hierarchy)
     return list(found.values())
+
+
+def groups_of_services() -> list[str]:
+    """The groups of all services below the daemon's own one, also of services that are gone."""
+    found: list[str] = []
+    for hierarchy in find_hierarchies():
+        with suppress(OSError):
+            names = filter(_GROUP.fullmatch, os.listdir(hierarchy.folder))
+            found += [f"{hierarchy.folder}/{name}" for name in names]
+    return found
 
 
 def _version_1(point: str, folder: str | None, names: str) -> Hierarchy | None:

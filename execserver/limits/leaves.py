@@ -6,14 +6,13 @@ import asyncio
 import errno
 import fcntl
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from execserver.limits.hierarchies import INNER, WANTED, Hierarchy, find_hierarchies
+from execserver.limits.hierarchies import INNER, PREFIX, WANTED, Hierarchy, find_hierarchies
 from execserver.limits.leaf import CONTROLLERS, GROUPS_HELP, Folder, Leaf, LimitRefused
 from execserver.telemetry.logs import Logger
 
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from execprotocol.process import ResourceLimits
 
 log = Logger()
-
-_PREFIX = "execserver."
-_GROUP = re.compile(rf"{re.escape(_PREFIX)}[0-9]+")
 
 _FIRST_PAUSE_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -60,7 +56,7 @@ class Leaves:
     """
 
     def __init__(self, instance: int, own_pids: Callable[[], Collection[int]]) -> None:
-        self._name = f"{_PREFIX}{instance}"
+        self._name = f"{PREFIX}{instance}"
         self._own_pids = own_pids
         self._folders: list[Folder] = []
         self._kept = False
@@ -253,24 +249,17 @@ class Leaves:
         raise Obstacle(f"the processes in {folder} fork faster than they can be moved")
 
 
-def sweep() -> int:
-    """Remove the groups of services that were killed, with everything in them; blocking. Returns how many.
-
-    A group whose lock is held belongs to a service that lives.
+def sweep(groups: Iterable[str]) -> None:
+    """Remove those of these groups whose service is dead, with everything in them; blocking. A group whose
+    lock is held belongs to a service that lives.
     """
-    swept = 0
-    for hierarchy in find_hierarchies():
-        try:
-            names = [name for name in os.listdir(hierarchy.folder) if _GROUP.fullmatch(name)]
-        except OSError:
-            continue
-        for name in names:
-            with suppress(OSError):
-                swept += _sweep_group(f"{hierarchy.folder}/{name}")
-    return swept
+    for path in groups:
+        with suppress(OSError):
+            _sweep_group(path)
+            log.info("the control group of a dead service was removed", group=path)
 
 
-def _sweep_group(path: str) -> bool:
+def _sweep_group(path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -283,7 +272,6 @@ def _sweep_group(path: str) -> bool:
         os.rmdir(path)
     finally:
         os.close(fd)
-    return True
 
 
 def _remove_soon(leaf: Leaf) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
+from execserver.fault_points import reach
 from execserver.processes.gated_spawn import GatedSpawn
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class LimitedStart:
         """
         executor, number = self._executor, self._number
         executor.recovery.launching(number)
+        reach("limits-launching")
         process: ManagedProcess | None = None
         try:
             leaf = await self._make_leaf()
@@ -89,6 +91,7 @@ class LimitedStart:
         leaf = await _in_thread(self._leaves.make, self._number, limits, extra_pids)
         if descriptors := self._leaves.unkept_descriptors():
             self._executor.recovery.keep_groups(descriptors)
+        reach("limits-leaf-made")
         return leaf
 
     async def _spawn(self, leaf: Leaf) -> Spawned | None:
@@ -96,8 +99,10 @@ class LimitedStart:
         spec = replace(self._spec, spawn=gated.start, read_only=self._leaves.mount_points)
         spawned = self._executor.spawn(self._number, spec, self._options)
         began = False
+        reach("limits-gated")
         try:
             await _in_thread(gated.finish, leaf.enter)
+            reach("limits-entered")
             began = self._may_start()
             return spawned if began else None
         finally:

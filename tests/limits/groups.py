@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from execserver.limits.hierarchies import find_hierarchies
+from execserver.limits import hierarchies
 from tests.support.wire import Client, Json, Process
 
 MIB = 1 << 20
@@ -21,7 +21,7 @@ HOG = f"{PYTHON} -c 'x = bytearray(400 << 20)'"
 
 def may_make_groups() -> bool:
     """Whether this account may make control groups below its own."""
-    folders = [each.folder for each in find_hierarchies()]
+    folders = [each.folder for each in hierarchies.find_hierarchies()]
     return any(os.access(folder, os.W_OK) for folder in folders)
 
 
@@ -30,11 +30,8 @@ needs_groups = pytest.mark.skipif(not may_make_groups(), reason="this account ma
 
 def groups_of_services() -> set[Path]:
     """All groups of services below our own, and their leaves."""
-    found: set[Path] = set()
-    for hierarchy in find_hierarchies():
-        for group in Path(hierarchy.folder).glob("execserver.[0-9]*"):
-            found |= {group, *(each for each in _subfolders(group))}
-    return found
+    groups = [Path(group) for group in hierarchies.groups_of_services()]
+    return {*groups, *(leaf for group in groups for leaf in _subfolders(group))}
 
 
 def _subfolders(folder: Path) -> Iterator[Path]:
