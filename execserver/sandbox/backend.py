@@ -106,16 +106,19 @@ class Inspection(msgspec.Struct, frozen=True):
     """Those of its programs that have to be visible inside."""
 
 
+class BackendError(Exception):
+    """A backend cannot be used: it is missing, or a method raised, hung or returned something else. The text
+    is a clause for an error message.
+    """
+
+
 class SandboxBackend(Protocol):
     """Makes sandboxes. All methods may be called from any thread, also at the same time."""
 
-    @property
-    def namespaces(self) -> bool:
-        """Whether a command gets pid, mount, user, IPC and network namespaces of its own.
-
-        If so, the first process of the pid namespace is not the command but its parent, and the launcher
-        reports that process's pid (`LaunchSpec.status`).
-        """
+    namespaces: bool
+    """Whether a command gets pid, mount, user, IPC and network namespaces of its own. If so, the first
+    process of the pid namespace is not the command but its parent, and the launcher reports that process's
+    pid (`LaunchSpec.status`)."""
 
     def inspect(self) -> Inspection:
         """Look at what is installed, without starting anything that lasts. May block for a second."""
@@ -132,7 +135,7 @@ class SandboxBackend(Protocol):
             sandbox: a sandbox whose view is not `unstatable`.
 
         Returns:
-            A launch with new descriptors, which belong to the caller.
+            A launch with new descriptors, which belong to the caller. With namespaces it has a `status`.
 
         Raises:
             OSError: no descriptor is left.

@@ -4,6 +4,8 @@ A `Host` is one user's daemon with everything around it that a confined command 
 with a secret in its environment, listeners on every kind of socket, a SysV segment. A `Tree` is a fresh
 workspace with folders outside it, one for each test.
 
+With `EXECSERVER_TEST_BACKEND=example` its sandboxes are made by the backend in `examples/sandbox_backend`.
+
 All of it is below `/var/tmp`: all users may write there on every machine, and no policy makes it
 writable, as `/tmp` is by most.
 """
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.conformance.endpoint import OWN_SERVER
+from tests.sandbox.other_backends import install_example
 from tests.sandbox.profiles import context
 from tests.sandbox_user import User, remove_tree
 from tests.support.wire import Client, Json, Process, Server, path_uri
@@ -279,11 +282,175 @@ class Host:
                 "LANG": "C.UTF-8",
                 **(env or {}),
             }
+            if os.environ.get("EXECSERVER_TEST_BACKEND") == "example":
+                self._prefix = (*self._prefix, *install_example(self.base / "environment"))
             self.server = self._start()
             stack.callback(self._stop)
             self.client = self.server.connect(extensions=True)
             stack.callback(self._disconnect)
             self._ends = stack.pop_all()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # The shell waits for a line that never comes, and ends with its pipe if we are killed.
+        return subprocess.Popen(
+            ["/bin/sh", "-c", "read line", self.NAME],
+            stdin=subprocess.PIPE,
+            env={self.SECRET: "hidden", "PATH": "/usr/bin:/bin"},
+            cwd="/",
+            user=self._user.uid if self._user.prefix else None,
+            group=self._user.gid if self._user.prefix else None,
+            extra_groups=[] if self._user.prefix else None,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its pid; a new one if something killed it."""
+        if self._process.poll() is not None:
+            self.end()
+            self._process = self._start()
+        return self._process.pid
+
+    def end(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+class Listeners:
+    """Sockets of every kind outside, and a SysV segment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.abstract = f"guard-{os.getpid()}-{secrets.token_hex(4)}"
+        self.path = str(folder / "sock")
+        self._sockets = [
+            self._stream(socket.AF_INET, ("127.0.0.1", 0)),
+            self._stream(socket.AF_UNIX, f"\0{self.abstract}"),
+            self._stream(socket.AF_UNIX, self.path),
+            self._datagram(f"\0{self.abstract}d"),
+            self._datagram(f"{self.path}d"),
+        ]
+        for name in (self.path, f"{self.path}d"):
+            os.chmod(name, 0o666)
+        self.port: int = self._sockets[0].getsockname()[1]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(each,), daemon=True) for each in self._sockets
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._segment = _segment()
+
+    @staticmethod
+    def _stream(family: int, address: str | tuple[str, int]) -> socket.socket:
+        listener = socket.socket(family)
+        listener.bind(address)
+        listener.listen(64)
+        return listener
+
+    @staticmethod
+    def _datagram(address: str) -> socket.socket:
+        receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        receiver.bind(address)
+        return receiver
+
+    @staticmethod
+    def _serve(endpoint: socket.socket) -> None:
+        """Accept and read everything, so that a full backlog never makes an operation fail."""
+        with contextlib.suppress(OSError):
+            while True:
+                if endpoint.type == socket.SOCK_STREAM:
+                    endpoint.accept()[0].close()
+                elif not endpoint.recv(4096):
+                    return  # shut down; no test sends an empty datagram
+
+    def end(self) -> None:
+        """Close them, and remove the segment if it is ours."""
+        for endpoint in self._sockets:
+            with contextlib.suppress(OSError):
+                endpoint.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for endpoint in self._sockets:
+            endpoint.close()
+        if self._segment is not None:
+            ctypes.CDLL(None).shmctl(self._segment, _IPC_RMID, None)
+
+
+def _segment() -> int | None:
+    """Make the SysV segment; `None` if another run on this machine has made it."""
+    library = ctypes.CDLL(None, use_errno=True)
+    number: int = library.shmget(SEGMENT_KEY, ctypes.c_size_t(4096), _IPC_CREAT | _IPC_EXCL | 0o666)
+    if number >= 0:
+        return number
+    assert library.shmget(SEGMENT_KEY, ctypes.c_size_t(0), 0) >= 0, "a SysV segment cannot be made"
+    return None
+
+
+@dataclass(repr=False)
+class Done:
+    """The result of a command."""
+
+    process: Process
+    exit_code: int
+    output: bytes
+    denied: bool
+    sandbox_type: str
+    read: Json
+    """The answer to `process/read`, extension members included."""
+
+    def __repr__(self) -> str:
+        return f"exit {self.exit_code}: {self.output[-400:].decode(errors='replace')}"
+
+
+class Host:
+    """One user's daemon, a connection to it, and what is around it.
+
+    `prefix` is a command that becomes the daemon, to start it under other circumstances.
+    """
+
+    def __init__(
+        self, user: User, *flags: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+    ) -> None:
+        self.user = user
+        self._prefix = (*user.prefix, *prefix)
+        self._names = itertools.count(1)
+        with contextlib.ExitStack() as stack:
+            self.base = Path(tempfile.mkdtemp(prefix="confine-", dir=BASE))
+            stack.callback(remove_tree, self.base)
+            self.base.chmod(0o755)
+            for name in ("daemon", "daemon/state", "daemon/home"):
+                (self.base / name).mkdir(mode=0o700)
+            user.give(self.base)
+            self.listeners = Listeners(self.base)
+            stack.callback(self.listeners.end)
+            self.victim = Victim(user)
+            stack.callback(self.victim.end)
+            self.flags = flags
+            self.env = {
+                "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+                "HOME": str(self.base / "daemon" / "home"),
+                "CODEX_HOME": str(self.base / "daemon" / "home"),
+                "XDG_STATE_HOME": str(self.base / "daemon" / "state"),
+                "EXECSERVER_CONFIG": "",
+                "SHELL": "/bin/sh",
+                "TMPDIR": "/tmp",
+                "LANG": "C.UTF-8",
+                **(env or {}),
+            }
+            if os.environ.get("EXECSERVER_TEST_BACKEND") == "example":
+                self._prefix = (*self._prefix, *install_example(self.base / "environment"))
+            self.server = self._start()
+            stack.callback(self._stop)
+            self.client = self.server.connect(extensions=True)
+            stack.callback(self._disconnect)
+            self._ends = stack.pop_all()
+
+    def _backend(self) -> dict[str, str]:
+        if os.environ.get("EXECSERVER_TEST_BACKEND") != "example":
+            return {}
+        return install_example(self.base / "backend")
 
     def _start(self) -> Server:
         return Server(
