@@ -86,6 +86,7 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
             files_limited=self.view.base != "host",
             tracing=tracing,
             namespaces_denied=namespaces_denied,
+            managed=self.view.managed_network,
         )
 
 

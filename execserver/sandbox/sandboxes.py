@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 log = Logger()
 
 
+_NOT_MANAGED = "has no network namespace that a network proxy could enter; install bubblewrap"
+
 _MOST_LOOKS = 20
 """At the disk for one sandbox, while folders vanish."""
 
@@ -203,6 +205,8 @@ class Sandboxes:
 
     def _prepare(self, policy: Policy, command: LaunchSpec, extra: tuple[str, ...]) -> Confinement:
         if sys.platform == "darwin":
+            if policy.managed_network:
+                raise refused(f"Seatbelt {_NOT_MANAGED}", "enforceManagedNetwork")
             return self._seatbelted(policy, command)
         if not sys.platform.startswith("linux"):
             raise InvalidRequest(
@@ -216,6 +220,9 @@ class Sandboxes:
             result = candidate.result()
             if result.backend is None:
                 reasons.append(_reason(result))
+                continue
+            if policy.managed_network and candidate.name != "bubblewrap":
+                reasons.append(f"{candidate.name} {_NOT_MANAGED}")
                 continue
             seen, tools = self._view(result, policy, command, extra)
             try:

@@ -146,6 +146,8 @@ class NetworkDecisions:
             try:
                 result = await client.request("network/policyRequest", params)
             except ConnectionError:
+                if self._client is client:
+                    self.set_client(None)
                 continue
             except RpcError as error:
                 return _deny(f"the client answered with an error: {error.message}")
@@ -178,7 +180,7 @@ class _Question:
 def _deny(cause: str) -> Decision:
     """The decision without an answer: as in the reference without a reason."""
     log.debug("network decision without the client", cause=cause)
-    return Decision("deny")
+    return Decision("deny", scope="once")
 
 
 def _read_answer(result: Any) -> Decision:

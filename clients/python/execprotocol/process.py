@@ -233,14 +233,15 @@ class StartParams(Params):
     """What the process may access; null means no limit. Limits that cannot be enforced are refused."""
 
     enforce_managed_network: bool = False
-    """Whether the network of a sandbox is limited to `managedNetwork`, by a proxy, which this executor does
-    not have: refused with a sandbox, without effect without one."""
+    """Whether `networkProxy` is the only way out of the sandbox, whatever the sandbox says of the network.
+    Needs `networkProxy`; without effect without a sandbox."""
 
     managed_network: ManagedNetwork | None = None
     """What stays reachable in such a network; null means nothing. Without effect in this version."""
 
     network_proxy: NetworkProxy | None = None
-    """A proxy for the process; only null is served (see `capabilities` of `environment/info`)."""
+    """A network proxy for the process, which variables name to its programs; null for none. Without
+    `enforceManagedNetwork` programs may ignore it."""
 
     shell_snapshot: ShellSnapshot | None = None
     """A request for cached login-shell state; validated, otherwise without effect."""
