@@ -68,7 +68,7 @@ class GuardedBackend(SandboxBackend):
     ) -> None:
         self._name = name
         self._make = make
-        self._timeout = timeout
+        self.timeout = timeout
         self._hung: str | None = None
         self.namespaces = False
 
@@ -127,9 +127,9 @@ class GuardedBackend(SandboxBackend):
             raise BackendError(self._hung)
         call = _Call(function, undo)
         threading.Thread(target=call.run, name=f"sandbox backend {self._name}", daemon=True).start()
-        if not call.wait(self._timeout):
+        if not call.wait(self.timeout):
             self._hung = (
-                f"the sandbox backend {self._name} hung in {what} for {self._timeout:g} s; it is not used "
+                f"the sandbox backend {self._name} hung in {what} for {self.timeout:g} s; it is not used "
                 "until the daemon is started again"
             )
             raise BackendError(self._hung)

@@ -9,6 +9,7 @@ import sysconfig
 from pathlib import Path
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sandbox_backend/execserver_crun.py"
+LIARS = Path(__file__).parent / "lying_backends.py"
 
 _BECOME = "import sys; del sys.argv[0]; from execserver.__main__ import main; sys.exit(main())"
 _BECOME_EXAMPLE = f"import os; os.environ.setdefault('EXECSERVER_SANDBOX_BACKEND', 'crun'); {_BECOME}"
@@ -35,13 +36,18 @@ def install(environment: Path, module: Path, **backends: str) -> tuple[str, ...]
     python.symlink_to(base)
     ours = sysconfig.get_path("purelib")
     (packages / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+    add_package(packages, module, **backends)
+    return str(python), "-I", "-c", _BECOME
+
+
+def add_package(packages: Path, module: Path, **backends: str) -> None:
+    """Put a module into a folder of packages, with entry points (`install`)."""
     shutil.copy(module, packages)
     information = packages / f"{module.stem}-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module.stem}\nVersion: 1.0\n")
     lines = [f"{name} = {module.stem}:{kind}" for name, kind in backends.items()]
     (information / "entry_points.txt").write_text("\n".join(["[execserver.sandbox_backends]", *lines, ""]))
-    return str(python), "-I", "-c", _BECOME
 
 
 def install_example(environment: Path) -> tuple[str, ...]:
