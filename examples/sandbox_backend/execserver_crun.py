@@ -64,7 +64,7 @@ class Crun:
         os.mkdir(root, 0o755)
         # `dumb-init` is the first process: it makes the command the leader of a session, with its terminal.
         # It has the filter too, and its file is on a read-only mount, so the command may trace processes.
-        seccomp = sandbox.seccomp_program(tracing=True)
+        seccomp = sandbox.seccomp_program(tracing=True, unix_sockets=True)
         inside = [self._programs["setpriv"], "--pdeathsig", "KILL", self._programs["dumb-init"], "--"]
         config = {
             "ociVersion": "1.0.0",

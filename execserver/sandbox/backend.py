@@ -68,7 +68,9 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     gated: bool = False
     """Whether the command waits for the `gate` of the result, if the backend can do that."""
 
-    def seccomp_program(self, *, tracing: bool = False, namespaces_denied: bool = True) -> bytes:
+    def seccomp_program(
+        self, *, tracing: bool = False, namespaces_denied: bool = True, unix_sockets: bool | None = None
+    ) -> bytes:
         """The seccomp filter that the command must have from its first instruction, as an array of `struct
         sock_filter`.
 
@@ -77,6 +79,8 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
                 process without the filter, and no program file of the host, can be reached by it.
             namespaces_denied: whether the filter refuses to make namespaces and mounts, because nothing else
                 does.
+            unix_sockets: whether the command may make Unix sockets while it has the network. Only if the
+                mounts of the view hide the host's. None: unless `namespaces_denied`.
 
         Raises:
             seccomp.UnknownArchitectureError: there is no filter for this machine.
@@ -86,6 +90,7 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
             files_limited=self.view.base != "host",
             tracing=tracing,
             namespaces_denied=namespaces_denied,
+            unix_sockets=unix_sockets,
             managed=self.view.managed_network,
         )
 

@@ -26,6 +26,9 @@ _ASK_AGAIN_SECONDS = 5.0
 """A failed backend may have been repaired meanwhile; a trial takes some 50 ms."""
 
 
+BUBBLEWRAP_FIRST = ("auto", "bubblewrap")
+"""The values of the setting with which bubblewrap is the first backend."""
+
 _TRUSTED_SECONDS = 60.0
 """A backend from an entry point is tried again after this time, because its code may change what it does."""
 

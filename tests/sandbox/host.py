@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.conformance.endpoint import OWN_SERVER
-from tests.sandbox.other_backends import install_example
+from tests.sandbox.other_backends import chosen
 from tests.sandbox.profiles import context
 from tests.sandbox_user import User, remove_tree
 from tests.support.wire import Client, Json, Process, Server, path_uri
@@ -282,8 +282,7 @@ class Host:
                 "LANG": "C.UTF-8",
                 **(env or {}),
             }
-            if os.environ.get("EXECSERVER_TEST_BACKEND") == "example":
-                self._prefix = (*self._prefix, *install_example(self.base / "environment"))
+            self._prefix = (*self._prefix, *chosen(self.base / "environment"))
             self.server = self._start()
             stack.callback(self._stop)
             self.client = self.server.connect(extensions=True)

@@ -12,7 +12,10 @@ EXAMPLE = Path(__file__).parents[2] / "examples/sandbox_backend/execserver_crun.
 LIARS = Path(__file__).parent / "lying_backends.py"
 
 _BECOME = "import sys; del sys.argv[0]; from execserver.__main__ import main; sys.exit(main())"
-_BECOME_EXAMPLE = f"import os; os.environ.setdefault('EXECSERVER_SANDBOX_BACKEND', 'crun'); {_BECOME}"
+_BECOME_EXAMPLE = (
+    "import sys; '--sandbox-backend' in sys.argv or sys.argv.extend(['--sandbox-backend', 'crun']); "
+    + _BECOME
+)
 
 
 def install(environment: Path, module: Path, **backends: str) -> tuple[str, ...]:
@@ -50,6 +53,10 @@ def add_package(packages: Path, module: Path, **backends: str) -> None:
     (information / "entry_points.txt").write_text("\n".join(["[execserver.sandbox_backends]", *lines, ""]))
 
 
-def install_example(environment: Path) -> tuple[str, ...]:
-    """Install the example (`install`), and use its backend unless another is named."""
+def chosen(environment: Path) -> tuple[str, ...]:
+    """With `EXECSERVER_TEST_BACKEND=example`: install the example (`install`), and use its backend unless
+    another is named. Else nothing.
+    """
+    if os.environ.get("EXECSERVER_TEST_BACKEND") != "example":
+        return ()
     return *install(environment, EXAMPLE, crun="Crun")[:-1], _BECOME_EXAMPLE
