@@ -21,8 +21,9 @@ progress: a stalled reader never holds a child back.
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
@@ -37,18 +38,21 @@ from execserver.processes.poller import DescriptorPoller
 from execserver.processes.process_input import ProcessInput
 from execserver.processes.recovery_state import RecoveryState, Slots
 from execserver.processes.reserved_descriptors import ReservedDescriptors
-from execserver.processes.sandboxed_child import ProcessSandbox
-from execserver.processes.spawn import Spawned, open_gate
+from execserver.processes.sandboxed_child import ProcessSandbox, begin_in_sandbox
+from execserver.processes.spawn import Spawned
 from execserver.processes.stdin import InputBudget
 from execserver.spool.records import ProcessState, Started
-from execserver.supervisor.fd_store_protocol import INPUT, STATUS
+from execserver.supervisor.fd_store_protocol import INPUT, NETWORK, STATUS
+from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
 
 if TYPE_CHECKING:
     from execprotocol.process import ExitCause
+    from execserver.network.proxies import Decisions, Proxy
     from execserver.sandbox.confinement import Confinement
-    from execserver.sandbox.mount_points.description import Backend
 
+
+log = Logger()
 
 _SIGNALLED = 128
 """Exit codes above this one are deaths by a signal, as a rule."""
@@ -151,6 +155,7 @@ class ManagedProcess:
         "output",
         "pid",
         "process_id",
+        "proxy",
         "released",
         "sandbox",
         "started",
@@ -185,6 +190,8 @@ class ManagedProcess:
         self.failure: str | None = None
         """Why the command was never run: its sandbox could not be set up."""
         self.subscribers: list[Subscriber] = []
+        self.proxy: Proxy | None = None
+        """Its network proxy, which ends with it."""
         self._context = context
         self._on_closed = on_closed
         self._on_sandbox_left = on_sandbox_left
@@ -241,11 +248,16 @@ class ManagedProcess:
         self._restore_end(state)
         self.leader.inherit(state, None if spawned is None else spawned.pidfd)
         if spawned is not None:
+            if slots.get(NETWORK):
+                self._inherit_proxy(slots.pop(NETWORK)[0])
             if slots.get(STATUS):
                 report, *gate = slots.pop(STATUS)
+                spawned.status, spawned.gate = report, gate[0] if gate else None
+                # The previous server may have died before it did so.
+                begin_in_sandbox(spawned, self.proxy, self._tag)
                 self._watch_inside(report)
-                for fd in gate:
-                    open_gate(fd)  # the previous server may have died before it did so
+            if self.proxy is not None:
+                self.proxy.resume()
             self.output.watch(spawned)
         if self.input is not None:
             self.input.ended = state.stdin_closed
@@ -291,8 +303,8 @@ class ManagedProcess:
         return bool(self.subscribers or self._news.waiters)
 
     @property
-    def sandbox_backend(self) -> Backend | Literal["none"]:
-        """The backend of its sandbox."""
+    def sandbox_backend(self) -> str:
+        """The name of the backend of its sandbox; `none` without a sandbox."""
         return "none" if self.sandbox is None else self.sandbox.confinement.backend
 
     @property
@@ -333,6 +345,11 @@ class ManagedProcess:
 
     # -- control
 
+    def serve_network(self, decisions: Decisions) -> None:
+        """Have these decisions answer the questions of its network proxy, if it has one."""
+        if self.proxy is not None:
+            self.proxy.serve(self.process_id, decisions, self._proxy_ended)
+
     def pause(self) -> None:
         """Take no output until `resume`."""
         self.output.pause()
@@ -361,6 +378,7 @@ class ManagedProcess:
         if self.input is not None:
             self.input.release()
         self.output.release()
+        self._close_proxy()
         self.leader.release()
         # The supervisor may still keep what a previous server had kept and dropped again.
         kept = not self.closed or self.log.has_files or self.leader.inherited
@@ -423,6 +441,26 @@ class ManagedProcess:
 
     # -- inside
 
+    def _inherit_proxy(self, control: int) -> None:
+        from execserver.network.proxies import Proxy
+
+        self.proxy = Proxy.adopt(control)
+
+    def _close_proxy(self) -> None:
+        if self.proxy is not None:
+            self.proxy.close()
+            self.proxy = None
+
+    def _proxy_ended(self, reason: str, waits: bool) -> None:
+        self.proxy = None
+        if self.closed or self.leader.ending:
+            return
+        log.warning("a network proxy ended before its process", process=self.process_id, reason=reason)
+        if waits and self.running:
+            # The command would wait for the proxy for ever.
+            self.failure = f"failed to prepare process sandbox: {reason}"
+            self.leader.signal_group(signal.SIGKILL)
+
     def _watch_inside(self, report: int) -> None:
         assert self.sandbox is not None
         self.sandbox.watch(self.pid, report, self._tag, self._context.poller)
@@ -450,6 +488,7 @@ class ManagedProcess:
         if self.sandbox is not None and self.sandbox.stands:
             return
         self.closed_seq = self.log.number_event("closed")
+        self._close_proxy()
         # An urgent drop wakes the supervisor: a process may wait for the terminal to be hung up.
         self._context.recovery.closed(self.number, self._other_slots, recorded=self._exiting, urgent=self.tty)
         self._notify()

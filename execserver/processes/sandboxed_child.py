@@ -22,8 +22,10 @@ import msgspec
 from execserver import descendants
 from execserver.processes.output_log import OutputLog
 from execserver.processes.poller import READABLE, DescriptorPoller
+from execserver.processes.spawn import Spawned, open_gate
 
 if TYPE_CHECKING:
+    from execserver.network.proxies import Proxy
     from execserver.sandbox.confinement import Confinement
 
 _RETRY_SECONDS = 0.002
@@ -53,6 +55,23 @@ _MOST_NAMED = 5
 
 _MOST_REPORT_BYTES = 64 << 10
 """A launcher's report has a few hundred bytes."""
+
+
+def begin_in_sandbox(spawned: Spawned, proxy: Proxy | None, tag: int | None) -> None:
+    """Let a command begin that waits in its sandbox for its start to be recorded.
+
+    Args:
+        spawned: its launcher; the descriptor of the gate is closed.
+        proxy: its network proxy. With one, it is the proxy that opens the gate, when it listens inside.
+        tag: its ownership tag.
+    """
+    gate, spawned.gate = spawned.gate, None
+    if gate is None or spawned.status is None:
+        return
+    if proxy is None:
+        open_gate(gate)
+    else:
+        proxy.enter(spawned.status, gate, tag)
 
 
 class SandboxOwner(Protocol):
@@ -145,8 +164,9 @@ class ProcessSandbox:
         if child is not None and not child.set_up and not by_signal:
             owner.failure = _set_up_failure(owner.log)
         if not reports:
-            # A backend without a process namespace ends like one with it: nothing may run on.
-            owner.sandbox_left(child is not None or self.confinement.backend in ("landlock", "seatbelt"))
+            # A backend without a process namespace ends like one with it, if files are limited: nothing may
+            # run on.
+            owner.sandbox_left(child is not None or self.confinement.backend != "seccomp")
 
 
 def _holds_only(folder: str, paths: Sequence[str]) -> bool:

@@ -137,8 +137,10 @@ def test_what_cannot_be_read_is_a_warning_and_the_rest_is_found(start: Start, he
     assert names.count("one") == 1, "the loop of links was entered"
     assert found["warnings"] == [
         f"capability file {path_uri(agent / 'skills/huge/SKILL.md')} exceeds the 1048576-byte limit",
-        f"capability file {path_uri(agent / 'skills/not-text/SKILL.md')} is not UTF-8: "
-        "invalid utf-8 sequence of 1 bytes from index 10",
+        (
+            f"capability file {path_uri(agent / 'skills/not-text/SKILL.md')} is not UTF-8: "
+            "invalid utf-8 sequence of 1 bytes from index 10"
+        ),
     ]
 
 
@@ -256,7 +258,9 @@ def test_skills_are_described_by_their_front_matter(start: Start, here: Path) ->
 
 @pytest.mark.statement("D11")
 def test_yaml_that_unfolds_without_end_does_no_harm(start: Start, here: Path) -> None:
-    bomb = "a: &a [x, x]\n" + "".join(f"{n}: &{n} [*{p}, *{p}]\n" for p, n in zip("abcdefgh", "bcdefghi"))
+    bomb = "a: &a [x, x]\n" + "".join(
+        f"{n}: &{n} [*{p}, *{p}]\n" for p, n in zip("abcdefgh", "bcdefghi", strict=False)
+    )
     deep = "[" * 5000
     write(here / "home/.codex/skills/bomb/SKILL.md", f"---\nname: bomb\ndescription: b\n{bomb}---\n")
     write(here / "home/.codex/skills/self/SKILL.md", "---\n&m\nname: self\ndescription: b\nm: *m\n---\n")
@@ -306,7 +310,7 @@ def test_layers_have_the_keys_that_were_asked_for(start: Start, here: Path) -> N
 
 @pytest.mark.statement("D13")
 def test_a_project_counts_only_if_its_folder_is_trusted(start: Start, here: Path) -> None:
-    home, agent, project = make_everything(here)
+    _home, agent, project = make_everything(here)
     client = start()
 
     def sources(cwd: Path) -> list[str]:

@@ -19,6 +19,7 @@ from execclient.process import Process
 from execclient.results import ProcessInfo, RunResult
 from execclient.run import IfExists, Limits, Run, Starter, StartOptions
 from execclient.session.inbox import Inbox
+from execclient.session.network import NetworkAnswers, NetworkHandlers, OnNetworkDecision, OnNetworkRequest
 from execclient.session.session import Session
 from execprotocol.path_uri import parse_path_uri
 
@@ -368,6 +369,14 @@ class connect:  # noqa: N801 - called like a function, as `open`
             server listens on this machine: behind a socket that ssh forwards, give a time.
         client_name: the client's name in the daemon's log.
         allow_insecure_token: send the token unencrypted to another machine, too.
+        on_network_request: decides on hosts that a command wants to reach and that its `network` neither
+            allows nor denies; without it these are denied. It gets a `NetworkRequest` and returns
+            True or False, which hold for the same protocol, host and port in the session; or a `Decision` of
+            `execprotocol.network`, such as `Decision("allow", scope="once")` for one question. It is called
+            on the event loop or is asynchronous, then several may run at a time. If it raises, the host is
+            denied. It is not told if the command stops waiting.
+        on_network_decision: called with each `NetworkDecision`, in order, one at a time; may be asynchronous.
+            Decisions that are made while no connection is there are not reported.
 
     Raises:
         UnsupportedUrl: the URL is of another kind, or does not go with the other arguments.
@@ -397,6 +406,8 @@ class connect:  # noqa: N801 - called like a function, as `open`
         executor_key_sha256: str | None = None,
         key_file: AnyPath | None = None,
         allow_insecure_token: bool = False,
+        on_network_request: OnNetworkRequest | None = None,
+        on_network_decision: OnNetworkDecision | None = None,
     ) -> None:
         self._target = partial(
             target,
@@ -419,6 +430,7 @@ class connect:  # noqa: N801 - called like a function, as `open`
             session_id=session_id,
             keep=keep,
         )
+        self._handlers = NetworkHandlers(on_network_request, on_network_decision)
         self._ttl = arguments.time_to_live(ttl)
         self._resumes = session_id is not None
         self._executor: Executor | None = None
@@ -456,7 +468,7 @@ class connect:  # noqa: N801 - called like a function, as `open`
         found = self._target()
         if self._ttl is not None and not found.recoverable:
             raise UnsupportedUrl(f"ttl= does not go with {found.url}: the daemon ends with the connection")
-        session = self._session(found)
+        session = self._session(found, network=NetworkAnswers(self._handlers))
         initialized = await session.open()
         if self._ttl is not None:
             try:

@@ -31,7 +31,7 @@ class ProxySettings(Params):
     """What the proxy of a process permits."""
 
     enabled: bool = False
-    """Whether there is a proxy; false is the same as no `networkProxy`."""
+    """Whether there is a proxy; false is refused."""
 
     enable_socks5: bool = False
     """Whether it also speaks SOCKS5, on a port of its own."""

@@ -313,10 +313,15 @@ class InboxTable:
 
     Args:
         on_missing: called with an inbox that an event has shown to be incomplete.
+        on_other: called with the method and the params of each notification that is not about a process's
+            output and end.
     """
 
-    def __init__(self, on_missing: Callable[[Inbox], object]) -> None:
+    def __init__(
+        self, on_missing: Callable[[Inbox], object], on_other: Callable[[str, Json], object]
+    ) -> None:
         self._on_missing = on_missing
+        self._on_other = on_other
         self._inboxes: dict[Key, list[Inbox]] = {}
 
     def __contains__(self, key: Key) -> bool:
@@ -354,6 +359,7 @@ class InboxTable:
     def deliver(self, method: str, params: Json) -> None:
         """Process a notification of the connection."""
         if not method.startswith("process/"):
+            self._on_other(method, params)
             return
         inboxes = self._inboxes.get((params.get("sessionId"), params["processId"]))
         if inboxes is not None:
