@@ -289,7 +289,9 @@ class ProcessHandlers:
         except BaseException:
             proxy.close()
             raise
-        caller.session.processes.get(params.process_id).serve_network(caller.session.network)
+        process = caller.session.processes.get(params.process_id)
+        if process.proxy is not None:
+            process.proxy.serve(caller.session.network)
         return result
 
     async def _start_confined(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from base64 import b64encode
+from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import h11
 
-from execserver.network.addresses import Host, HostError, parse_host
+from execserver.network.addresses import Host, parse_host
 from execserver.network.http_messages import Headers
 from execserver.network.judge import Judge, Target
 from execserver.network.resolver import Resolver, connect
@@ -18,6 +19,22 @@ from execserver.network.rules import ProxyPolicy
 from execserver.network.tunnel import Traffic
 
 _CHUNK = 65_536
+
+
+_VARIABLES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+
+
+def upstream_of(environment: Mapping[str, str]) -> str | None:
+    """The URL of the first HTTP proxy that an environment names; `NO_PROXY` is not considered."""
+    for name in _VARIABLES:
+        url = environment.get(name, "").strip()
+        if url:
+            try:
+                _parse_upstream(url)
+            except ValueError:
+                continue
+            return url
+    return None
 
 
 class UpstreamProxyError(Exception):
@@ -124,15 +141,16 @@ class Dialer:
 
 
 def _parse_upstream(text: str) -> _Upstream:
-    url = urlsplit(text if "://" in text else f"http://{text}")
+    # The URL may have a password, so that no error shows it.
     try:
-        host = parse_host(url.hostname or "")
-    except HostError as error:
-        raise ValueError(f"the upstream proxy has no valid host: {error}") from None
+        url = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = parse_host(url.hostname or ""), url.port or 80
+    except ValueError:
+        raise ValueError("the URL of the upstream proxy has no valid host and port") from None
     if url.scheme != "http":
         raise ValueError(f"an upstream proxy is reached by http://, and not by {url.scheme}://")
     headers = []
     if url.username or url.password:
         secret = unquote_to_bytes(url.username or "") + b":" + unquote_to_bytes(url.password or "")
         headers.append((b"Proxy-Authorization", b"Basic " + b64encode(secret)))
-    return _Upstream(host, url.port or 80, headers)
+    return _Upstream(host, port, headers)

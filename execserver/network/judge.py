@@ -165,7 +165,9 @@ class Judge:
         return endpoints
 
     async def _ask(self, target: Target) -> Decision:
-        """The client's decision; equal requests wait for the same one, and permission is kept."""
+        """The client's decision; equal requests wait for the same one. Permission for the session is kept: it
+        holds while no server is there, too.
+        """
         key = (target.protocol, target.host.text, target.port)
         if key in self._allowed:
             return Decision(type="allow")
@@ -175,7 +177,7 @@ class Judge:
             question = self._questions[key] = asyncio.ensure_future(self._question(request))
             question.add_done_callback(lambda _: self._questions.pop(key))
         decision = await asyncio.shield(question)
-        if decision.type == "allow":
+        if decision.type == "allow" and decision.scope == "session":
             if len(self._allowed) >= _MAX_KEPT:
                 self._allowed.pop(next(iter(self._allowed)))
             self._allowed[key] = None

@@ -46,6 +46,7 @@ from execserver.network.messages import (
 from execserver.network.rules import DomainRules, ProxyPolicy, RuleError
 from execserver.network.variables import Ports, proxy_variables
 from execserver.telemetry.logs import Logger
+from execserver.telemetry.measures import measures
 
 log = Logger()
 
@@ -114,6 +115,7 @@ class Proxies:
             ours = self._launch(msgspec.json.encode(start))
         except OSError as error:
             raise InternalError(f"the network proxy cannot be started: {error.strerror}") from None
+        measures.network_proxies_started += 1
         return Proxy(ours, settings.proxy.allow_local_binding, ports)
 
     def _policy(self, settings: NetworkProxy) -> ProxyPolicy:
@@ -294,6 +296,7 @@ class Proxy:
             case Ask():
                 self._run(self._answer(message))
             case Decided(decision) if self._decisions is not None:
+                measures.network_decisions[decision.decision] += 1
                 event = {"processId": self._process_id, **msgspec.to_builtins(decision)}
                 self._decisions.report(cast("PolicyDecisionEvent", event))
             case _:

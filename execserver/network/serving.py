@@ -45,7 +45,7 @@ async def serve(
         listeners: owned from now on.
         policy: what is permitted.
         asks: called for hosts without a verdict, if `policy.decision_timeout_s` is set; equal requests at the
-            same time are one call. An answer of `allow` is kept for the life of the proxy.
+            same time are one call. An `allow` with the scope `session` is kept for the life of the proxy.
         report: called with each decision; it must not block.
 
     Raises:

@@ -22,10 +22,8 @@ import msgspec
 from execserver import descendants
 from execserver.processes.output_log import OutputLog
 from execserver.processes.poller import READABLE, DescriptorPoller
-from execserver.processes.spawn import Spawned, open_gate
 
 if TYPE_CHECKING:
-    from execserver.network.proxies import Proxy
     from execserver.sandbox.confinement import Confinement
 
 _RETRY_SECONDS = 0.002
@@ -55,23 +53,6 @@ _MOST_NAMED = 5
 
 _MOST_REPORT_BYTES = 64 << 10
 """A launcher's report has a few hundred bytes."""
-
-
-def begin_in_sandbox(spawned: Spawned, proxy: Proxy | None, tag: int | None) -> None:
-    """Let a command begin that waits in its sandbox for its start to be recorded.
-
-    Args:
-        spawned: its launcher; the descriptor of the gate is closed.
-        proxy: its network proxy. With one, it is the proxy that opens the gate, when it listens inside.
-        tag: its ownership tag.
-    """
-    gate, spawned.gate = spawned.gate, None
-    if gate is None or spawned.status is None:
-        return
-    if proxy is None:
-        open_gate(gate)
-    else:
-        proxy.enter(spawned.status, gate, tag)
 
 
 class SandboxOwner(Protocol):

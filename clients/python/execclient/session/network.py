@@ -71,8 +71,10 @@ class NetworkAnswers:
         self._of_process[process_id] = handlers
 
     def release(self, process_id: str) -> None:
-        """Forget the handlers of a process."""
+        """Forget the handlers of a process that is over, and cancel those that still decide for it."""
         self._of_process.pop(process_id, None)
+        for asked in [asked for asked in self._asking if asked.process_id == process_id]:
+            self._asking.pop(asked).cancel()
 
     def answer(self, method: str, params: Json) -> Awaitable[Json] | None:
         """The result of a request of the daemon; None for an unknown method."""
