@@ -98,6 +98,8 @@ class DiscoveryHandlers:
         """Find what is installed on this host."""
         from execserver.discovery import installed
 
+        if params.sandbox is not None and params.sandbox.cwd is None:
+            raise InvalidParams("missing field `cwd`", field="sandbox.cwd")
         files = self._files(caller, params.sandbox)
         calls = blocking_calls(caller)
         return await installed.discover_installed(files, calls, self._codex_home, self._host.home)

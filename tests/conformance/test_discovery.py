@@ -282,13 +282,16 @@ def test_what_is_new_is_found_at_once(start: Start, here: Path) -> None:
 
 
 @pytest.mark.statement("D10")
-def test_a_reply_names_at_most_2048_skills(start: Start, here: Path) -> None:
-    for root in ("home/.codex/skills", "home/.agents/skills"):
-        for number in range(1100):
-            skill(here / root / f"s{number:04}", f"s{number}")
+def test_a_reply_has_at_most_4_mib(start: Start, here: Path) -> None:
+    for number in range(100):
+        name = f"s{number:03}"
+        text = f"---\nname: {name}\ndescription: {'d' * 60_000}\n---\n"
+        write(here / "home/.codex/skills" / name / "SKILL.md", text)
     found = installed(start())
-    assert len(found["skills"]) == 2048
-    assert found["warnings"][0] == "capability discovery size limit reached"
+    size = len(json.dumps(found["skills"]))
+    assert (4 << 20) - 70_000 < size <= 4 << 20
+    assert [each["name"] for each in found["skills"][:2]] == ["s000", "s001"]
+    assert found["warnings"] == ["capability discovery size limit reached"]
 
 
 # -- environmentConfig/read

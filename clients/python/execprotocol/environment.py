@@ -304,7 +304,7 @@ class SkillFiles(TypedDict):
     """The files of a skill."""
 
     instructions: TextFile
-    """`SKILL.md`."""
+    """Its `SKILL.md`: what to do."""
 
     metadata: TextFile | None
     """`agents/openai.yaml` beside it."""
@@ -317,7 +317,7 @@ class CapabilityRootFiles(TypedDict):
     """The client's name for the folder."""
 
     path: WrittenUri
-    """The folder."""
+    """The folder that was searched."""
 
     plugin: PluginFiles | None
     """The plugin whose folder this is."""
@@ -357,11 +357,6 @@ class DiscoverV2Params(Params):
     sandbox: SandboxContext | None = None
     """Limits for reading; its `cwd` is required."""
 
-    def __post_init__(self) -> None:
-        """Refuse a sandbox whose entries cannot be resolved."""
-        if self.sandbox is not None and self.sandbox.cwd is None:
-            raise WireError("missing field `cwd`", field="sandbox.cwd")
-
 
 class SkillTool(TypedDict):
     """A tool that a skill needs."""
@@ -370,7 +365,7 @@ class SkillTool(TypedDict):
     """Its kind, such as `mcp`."""
 
     value: str
-    """Its name."""
+    """Its name there."""
 
     description: str | None
     """What it is for."""
@@ -382,7 +377,7 @@ class SkillTool(TypedDict):
     """The command that starts it."""
 
     url: str | None
-    """Its address."""
+    """Its address, if any."""
 
     oauthCallbackPort: int | None
     """The port for a login in the browser."""
@@ -392,7 +387,7 @@ class SkillDependencies(TypedDict):
     """What a skill needs."""
 
     tools: list[SkillTool]
-    """At least one."""
+    """The tools; at least one."""
 
 
 class SkillPolicy(TypedDict):
@@ -412,7 +407,7 @@ class DiscoveryRoot(TypedDict):
     """`codex-home-skills`, `user-agent-skills` or `system-skills`."""
 
     path: WrittenUri
-    """The folder."""
+    """The folder that was searched."""
 
 
 class InstalledSkill(TypedDict):
@@ -428,7 +423,7 @@ class InstalledSkill(TypedDict):
     """The same in a few words."""
 
     path: WrittenUri
-    """Its `SKILL.md`."""
+    """The path of its `SKILL.md`."""
 
     discoveryRoot: NotRequired[DiscoveryRoot]
     """Where it was found; absent for the skill of a plugin."""
@@ -444,7 +439,7 @@ class InstalledPlugin(TypedDict):
     """An installed plugin in its newest version."""
 
     id: str
-    """`NAME@MARKETPLACE`."""
+    """Its name and its marketplace: `NAME@MARKETPLACE`."""
 
     displayName: str
     """Its name for people."""
@@ -456,13 +451,13 @@ class InstalledPlugin(TypedDict):
     """The version, or `local`."""
 
     root: WrittenUri
-    """Its folder."""
+    """The folder of this version."""
 
     files: PluginFiles
-    """Its files."""
+    """Its files, with their texts."""
 
     skills: list[InstalledSkill]
-    """Its skills."""
+    """Its skills, below its folder."""
 
 
 class DiscoverV2Result(TypedDict):
