@@ -30,6 +30,7 @@ from execclient.process import Process
 from execclient.results import NetworkDecision, NetworkRequest
 from execclient.tools.errors import TurnAborted
 from execclient.tools.events import CallEvents
+from execclient.tools.exec_text import REJECTED_BY_USER
 from execprotocol.network import Decision
 
 log = logging.getLogger(__name__)
@@ -126,11 +127,12 @@ class CommandNetwork:
             keys = (ApprovalCache.key_of_host(target, scope=self.scope),)
             reviewed = await self.approvals.ask(self._question(target, requirement), keys)
             review, decided_by = reviewed.review, reviewed.decided_by
-            allowed, reason = review.approves, review.reason
+            allowed, reason = review.approves, review.reason or REJECTED_BY_USER
             if review.rule is not None:
                 await self._amend(review.rule)
             if review.answer == "abort":
                 self._abort(review.reason or "the user ended the turn")
+        reason = None if allowed else reason
         try:
             self.events.network_decided(
                 target, requirement.source, decided_by, allowed=allowed, reason=reason
@@ -138,7 +140,7 @@ class CommandNetwork:
         except Exception:
             log.exception("a decision on the network could not be recorded, and the host is denied")
             allowed, reason = False, "the decision could not be recorded"
-        return Decision("allow" if allowed else "deny", _bounded(reason), "once")
+        return Decision("allow", None, "once") if allowed else Decision("deny", reason, "once")
 
     def _question(self, target: NetworkTarget, requirement: NetworkRequirement) -> ApprovalRequest:
         return ApprovalRequest(
@@ -174,8 +176,3 @@ async def _kill(process: Process) -> None:
         await process.kill()
     except ExecServerError as error:
         log.warning("a command whose turn was ended could not be killed: %s", error)
-
-
-def _bounded(reason: str | None) -> str | None:
-    """A reason that the wire can carry."""
-    return None if reason is None else reason.encode()[:1024].decode(errors="ignore")
