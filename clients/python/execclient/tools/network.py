@@ -22,7 +22,7 @@ from execclient.connection.connection import Json
 from execclient.errors import ExecServerError
 from execclient.govern.approvals import ApprovalCache, ApprovalRequest, Approvals, DecidedBy
 from execclient.govern.network import NetworkAccess, NetworkTarget, denial_text
-from execclient.govern.policy.network import NetworkRequirement, decide_network, proxy_of
+from execclient.govern.policy.network import NetworkRequirement, decide_by_rule, decide_network, proxy_of
 from execclient.govern.policy.policy import Policy
 from execclient.govern.policy.rules import NetworkRule
 from execclient.govern.sandbox import SandboxPolicy
@@ -58,7 +58,8 @@ def access_of(
         return configured
     if sandbox.network_allowed:
         return EVERYTHING
-    return NetworkAccess() if has_proxy else None
+    allows = any(rule.decision != "forbidden" for rule in policy.rules.network_rules)
+    return NetworkAccess() if allows and has_proxy else None
 
 
 @dataclass(slots=True)
@@ -106,8 +107,17 @@ class CommandNetwork:
 
     def report(self, decision: NetworkDecision) -> None:
         """Process a decision of the proxy."""
-        if decision.decision != "allow" and len(self._denied) < MAX_DENIED:
-            self._denied.setdefault(NetworkTarget.of(decision), denial_text(decision.reason))
+        target = NetworkTarget.of(decision)
+        if decision.decision == "allow" or target in self._denied or len(self._denied) >= MAX_DENIED:
+            return
+        reason = denial_text(decision.reason)
+        rule = self.policy.rules.network_match(target) if decision.reason == "denied" else None
+        if rule is not None:
+            reason = decide_by_rule(rule, self.approvals.policy).reason or reason
+        self._denied[target] = reason
+        if decision.source != "decider":
+            source = "network_access" if rule is None else "network_rule"
+            self.events.network_decided(target, source, None, allowed=False, reason=reason)
 
     def take_denied(self) -> list[str]:
         """What was denied since the last call, as texts."""
