@@ -42,6 +42,8 @@ MAX_UNDELIVERED = 256
 MAX_WAITING_DECISIONS = 1000
 """Decisions that wait for a slow handler; beyond this the oldest are dropped."""
 
+RELEASED = "the client no longer decides for this process"
+
 NO_HANDLER = "the client decides on no hosts: give `connect` an on_network_request"
 
 
@@ -67,6 +69,7 @@ class NetworkAnswers:
             maxlen=MAX_WAITING_DECISIONS
         )
         self._reporting: asyncio.Task[None] | None = None
+        self._closed = False
 
     def serve(self, process_id: str, handlers: NetworkHandlers) -> None:
         """Use these handlers for a process, in place of those of the session. Call it before the start."""
@@ -101,7 +104,8 @@ class NetworkAnswers:
             self._reporting = asyncio.create_task(self._report_all())
 
     def close(self) -> None:
-        """Cancel the handlers: the session has ended."""
+        """Cancel the handlers: the session has ended for this client."""
+        self._closed = True
         for task in self._asking.values():
             task.cancel()
         self._decisions.clear()
@@ -112,13 +116,21 @@ class NetworkAnswers:
         return self._of_process.get(process_id, self._handlers)
 
     async def _answer(self, params: Json) -> Json:
+        # Here, because few clients are asked.
+        from execprotocol.network import Decision
+
         asked = NetworkRequest.decode(params)
         task = self._asking.get(asked)
         if task is None:
             self._drop_undelivered()
             task = self._asking[asked] = asyncio.create_task(self._decide(asked))
-        # If the connection is lost, this is cancelled, and the handler goes on.
-        decision = await asyncio.shield(task)
+        try:
+            # If the connection is lost, this is cancelled, and the handler goes on.
+            decision = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self._closed or not task.cancelled():
+                raise  # the next client of the session is asked
+            decision = Decision("deny", RELEASED, "once")
         self._asking.pop(asked, None)
         members = {"type": decision.type, "reason": decision.reason, "scope": decision.scope}
         return {"decision": {name: value for name, value in members.items() if value is not None}}
@@ -129,7 +141,6 @@ class NetworkAnswers:
             del self._asking[asked]
 
     async def _decide(self, asked: NetworkRequest) -> Decision:
-        # Here, because few clients are asked.
         from execprotocol.network import Decision
 
         on_request = self._handlers_of(asked.process_id).on_request
