@@ -65,13 +65,20 @@ class NetworkAnswers:
         self._handlers = handlers
         self._of_process: dict[str, NetworkHandlers] = {}
         self._asking: dict[NetworkRequest, asyncio.Task[Decision]] = {}
-        self._decisions: deque[NetworkDecision] = deque(maxlen=MAX_WAITING_DECISIONS)
+        self._decisions: deque[tuple[OnNetworkDecision, NetworkDecision]] = deque(
+            maxlen=MAX_WAITING_DECISIONS
+        )
         self._reporting: asyncio.Task[None] | None = None
         self._closed = False
 
     def serve(self, process_id: str, handlers: NetworkHandlers) -> None:
         """Use these handlers for a process, in place of those of the session. Call it before the start."""
         self._of_process[process_id] = handlers
+
+    def serve_own(self, process_id: str, network: object) -> None:
+        """Use the handlers of the `network` of a process, `decide` and `report`, if it has them."""
+        if hasattr(network, "decide") and hasattr(network, "report"):
+            self.serve(process_id, NetworkHandlers(network.decide, network.report))
 
     def release(self, process_id: str) -> None:
         """Forget the handlers of a process that is over, and cancel those that still decide for it."""
@@ -88,9 +95,11 @@ class NetworkAnswers:
         if method != "network/policyDecision":
             return
         decision = NetworkDecision.decode(params)
-        if self._handlers_of(decision.process_id).on_decision is None:
+        on_decision = self._handlers_of(decision.process_id).on_decision
+        if on_decision is None:
             return
-        self._decisions.append(decision)
+        # With its handler, which is forgotten with the process.
+        self._decisions.append((on_decision, decision))
         if self._reporting is None:
             self._reporting = asyncio.create_task(self._report_all())
 
@@ -155,10 +164,7 @@ class NetworkAnswers:
 
     async def _report_all(self) -> None:
         while self._decisions:
-            decision = self._decisions.popleft()
-            on_decision = self._handlers_of(decision.process_id).on_decision
-            if on_decision is None:
-                continue
+            on_decision, decision = self._decisions.popleft()
             try:
                 reported = on_decision(decision)
                 if inspect.isawaitable(reported):
