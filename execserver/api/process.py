@@ -229,6 +229,8 @@ class ProcessHandlers:
         confinement: Confinement | None = None,
         proxy: Proxy | None = None,
     ) -> Encoded:
+        if proxy is not None:
+            proxy.require()
         may_attach = caller.extensions or params.if_exists == "attach"
         options = StartOptions.of(params, may_attach=may_attach, confinement=confinement, proxy=proxy)
         try:

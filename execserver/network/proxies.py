@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import Any, Protocol, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from execprotocol.errors import InternalError, InvalidParams, InvalidRequest
 from execprotocol.network import Decision, NetworkProxy, NetworkRequest, PolicyDecisionEvent
@@ -124,13 +125,10 @@ class Proxies:
 
     def _policy(self, settings: NetworkProxy) -> ProxyPolicy:
         timeout = settings.policy_decision_timeout_ms
-        upstream = None
-        if settings.proxy.allow_upstream_proxy:
-            upstream = self._upstream()
         return ProxyPolicy(
-            settings.proxy,
+            replace(settings.proxy, unix_sockets=None),
             decision_timeout_s=None if timeout is None else timeout / 1000,
-            upstream=upstream,
+            upstream=self._upstream() if settings.proxy.allow_upstream_proxy else None,
         )
 
     def _upstream(self) -> str | None:
@@ -225,6 +223,11 @@ class Proxy:
     def fileno(self) -> int:
         """Our end of the control socket, for the supervisor."""
         return self._control.fileno()
+
+    def require(self) -> None:
+        """Raise InternalError if the proxy has ended already."""
+        if self._closed:
+            raise InternalError("the network proxy has ended before the process began")
 
     async def variables(self) -> dict[str, str]:
         """The variables of the command, when the proxy's ports are known.
@@ -338,7 +341,7 @@ class Proxy:
             send(self._control, message, descriptors)
         except BlockingIOError:
             # It does not read, so nothing of it can be used any more.
-            self._ended("the network proxy does not read its messages")
+            self._loop.call_soon(self._ended, "the network proxy does not read its messages")
         except OSError:
             return  # it has ended, which is read, too
 
@@ -348,6 +351,7 @@ class Proxy:
         waits = self._gate is not None and not _is_open(self._gate)
         if not self._ports.done():
             self._ports.set_exception(InternalError(f"the network proxy cannot be started: {reason}"))
+            self._ports.exception()  # an adopted one has no start that waits for it
         self.close()
         self._failed(reason, waits)
 

@@ -136,7 +136,9 @@ def make_scene() -> Iterator[MakeScene]:
     yield make
     for scene in made:
         scene.client.close()
+        failures = scene.service.failures()
         scene.service.end()
+        assert failures == []
     remove_tree(folder)
 
 
