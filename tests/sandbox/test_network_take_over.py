@@ -26,10 +26,10 @@ MIB = 1 << 20
 
 
 class EchoServer:
-    """Sends back what it receives, as fast as it is allowed to."""
+    """Sends back what it receives, up to the number of bytes that is permitted so far."""
 
-    def __init__(self, bytes_per_second: float) -> None:
-        self._pause = MIB / 16 / bytes_per_second
+    def __init__(self) -> None:
+        self.permitted = MIB
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.passed = 0
@@ -48,7 +48,8 @@ class EchoServer:
             while data := connection.recv(MIB // 16):
                 connection.sendall(data)
                 self.passed += len(data)
-                time.sleep(self._pause)
+                while self.passed > self.permitted:
+                    time.sleep(0.005)
 
     def has_passed(self, size: float) -> bool:
         return self.passed >= size
@@ -144,7 +145,7 @@ def make_scene() -> Iterator[MakeScene]:
 
 @pytest.fixture
 def echo() -> Iterator[EchoServer]:
-    echo = EchoServer(24 * MIB)
+    echo = EchoServer()
     yield echo
     echo.end()
 
@@ -177,11 +178,15 @@ def test_a_tunnel_loses_no_byte_when_the_server_is_killed_twice(
     scene, size = make_scene(), 24 * MIB
     script = TUNNEL.replace("PORT", str(echo.port)).replace("SIZE", str(size))
     scene.start(["python3", "-c", script], domains={"127.0.0.1": "allow"})
-    for share in (0.2, 0.5):
-        wait_for(partial(echo.has_passed, share * size), "bytes in the tunnel")
+    for share in (0.25, 0.5):
+        echo.permitted = round(share * size)
+        wait_for(partial(echo.has_passed, (share - 0.1) * size), "bytes in the tunnel")
         scene.kill_server()
+        echo.permitted += size // 10
+        wait_for(partial(echo.has_passed, echo.permitted), "bytes in the tunnel without the server")
         scene.resume()
-        assert echo.passed < size
+    assert echo.passed < size
+    echo.permitted = size
     echoed, sent = scene.wait_for_file("digests").split()
     assert echoed == sent
     assert echo.passed == size
