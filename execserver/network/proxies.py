@@ -45,6 +45,7 @@ from execserver.network.messages import (
     send,
 )
 from execserver.network.rules import DomainRules, ProxyPolicy, RuleError
+from execserver.network.upstream import parse_upstream
 from execserver.network.variables import Ports, proxy_variables
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
@@ -111,9 +112,9 @@ class Proxies:
                 field="enforceManagedNetwork",
             )
         try:
-            DomainRules(settings.proxy.domains)
+            DomainRules(settings.proxy)
         except RuleError as error:
-            raise InvalidParams(str(error), field="networkProxy.proxy.domains") from None
+            raise InvalidParams(str(error), field=f"networkProxy.proxy.{error.field}") from None
         ports = Ports(HTTP_PORT, SOCKS_PORT if settings.proxy.enable_socks5 else None) if inside else None
         start = ProxyStart(self._policy(settings), ports)
         try:
@@ -135,8 +136,6 @@ class Proxies:
         name = next((name for name in _UPSTREAM_VARIABLES if self._environment.get(name)), None)
         if name is None:
             return None
-        from execserver.network.dialing import parse_upstream
-
         try:
             parse_upstream(self._environment[name])
         except ValueError as error:
@@ -224,22 +223,22 @@ class Proxy:
         """Our end of the control socket, for the supervisor."""
         return self._control.fileno()
 
-    def require(self) -> None:
-        """Raise InternalError if the proxy has ended already."""
-        if self._closed:
-            raise InternalError("the network proxy has ended before the process began")
-
     async def variables(self) -> dict[str, str]:
         """The variables of the command, when the proxy's ports are known.
 
         Raises:
             InternalError: it could not be started.
         """
-        self._loop.add_reader(self._control.fileno(), self._readable)
+        if not self._ports.done():
+            self._loop.add_reader(self._control.fileno(), self._readable)
         try:
             ports = await asyncio.wait_for(asyncio.shield(self._ports), _READY_SECONDS)
         except TimeoutError:
             raise InternalError(f"the network proxy was not ready after {_READY_SECONDS:g} s") from None
+        finally:
+            if not self._closed:
+                # Until `serve`: nothing takes questions and failures before that.
+                self._loop.remove_reader(self._control.fileno())
         return proxy_variables(ports, allow_local_binding=self._allow_local_binding)
 
     def enter(self, report: int, gate: int, owner: int | None) -> None:
