@@ -30,7 +30,7 @@ def upstream_of(environment: Mapping[str, str]) -> str | None:
         url = environment.get(name, "").strip()
         if url:
             try:
-                _parse_upstream(url)
+                parse_upstream(url)
             except ValueError:
                 continue
             return url
@@ -41,7 +41,9 @@ class UpstreamProxyError(Exception):
     """The proxy of the daemon's environment does not connect. The text is for the command."""
 
 
-class _Upstream(NamedTuple):
+class Upstream(NamedTuple):
+    """A further proxy, which speaks HTTP."""
+
     host: Host
     port: int
     headers: Headers
@@ -77,7 +79,7 @@ class Dialer:
         self._head_bytes = policy.limits.header_bytes
         self._resolver = Resolver()
         uses_upstream = policy.settings.allow_upstream_proxy and policy.upstream
-        self._upstream = _parse_upstream(policy.upstream) if uses_upstream and policy.upstream else None
+        self._upstream = parse_upstream(policy.upstream) if uses_upstream and policy.upstream else None
 
     async def route(self, target: Target) -> Route:
         """Judge a plain request, and connect to its server or to the further proxy.
@@ -117,7 +119,7 @@ class Dialer:
             connection.close()
             raise
 
-    async def _connect_upstream(self, upstream: _Upstream) -> socket.socket:
+    async def _connect_upstream(self, upstream: Upstream) -> socket.socket:
         endpoints = await self._resolver.resolve(upstream.host, upstream.port, self._seconds)
         return await connect(endpoints, self._seconds)
 
@@ -140,7 +142,12 @@ class Dialer:
         return http.trailing_data[0]
 
 
-def _parse_upstream(text: str) -> _Upstream:
+def parse_upstream(text: str) -> Upstream:
+    """Read the URL of a further proxy.
+
+    Raises:
+        ValueError: it is not the URL of an HTTP proxy.
+    """
     # The URL may have a password, so that no error shows it.
     try:
         url = urlsplit(text if "://" in text else f"http://{text}")
@@ -153,4 +160,4 @@ def _parse_upstream(text: str) -> _Upstream:
     if url.username or url.password:
         secret = unquote_to_bytes(url.username or "") + b":" + unquote_to_bytes(url.password or "")
         headers.append((b"Proxy-Authorization", b"Basic " + b64encode(secret)))
-    return _Upstream(host, port, headers)
+    return Upstream(host, port, headers)

@@ -7,7 +7,7 @@ Rules of this module:
 
 1. The server makes the control socket of a proxy and keeps one end, so that a start waits for nothing. The
    supervisor keeps a copy of that end, by which a new server goes on with the proxy.
-2. A proxy lives as long as its process: `Proxy.close` ends it at once, whoever else holds the socket.
+2. A proxy lives as long as its process: `Proxy.close` ends it at once, also if copies of the socket are open.
 3. The death of the forker ends no proxy. The next start makes a new forker.
 """
 
@@ -54,6 +54,9 @@ HTTP_PORT, SOCKS_PORT = 61_128, 61_080
 """In a sandbox, whose network namespace has no other listener. Above the ports that Linux gives to sockets
 without one (32768 to 60999), and far from those of any known service."""
 
+_UPSTREAM_VARIABLES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+"""The first one that is set names the proxy that proxies may themselves go through."""
+
 _READY_SECONDS = 30.0
 """How long a proxy may take for its listeners on the host. It takes some milliseconds, the first one of a
 server a fifth of a second."""
@@ -94,7 +97,8 @@ class Proxies:
 
         Raises:
             InvalidParams: a pattern of the domains is not valid.
-            InvalidRequest: this daemon cannot tell whose sandbox a proxy enters.
+            InvalidRequest: this daemon cannot tell whose sandbox a proxy enters, or its own environment names
+                an upstream proxy that cannot be used.
             InternalError: no process can be started.
         """
         if inside and self._tag is None:
@@ -122,13 +126,27 @@ class Proxies:
         timeout = settings.policy_decision_timeout_ms
         upstream = None
         if settings.proxy.allow_upstream_proxy:
-            names = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
-            upstream = next((url for name in names if (url := self._environment.get(name))), None)
+            upstream = self._upstream()
         return ProxyPolicy(
             settings.proxy,
             decision_timeout_s=None if timeout is None else timeout / 1000,
             upstream=upstream,
         )
+
+    def _upstream(self) -> str | None:
+        name = next((name for name in _UPSTREAM_VARIABLES if self._environment.get(name)), None)
+        if name is None:
+            return None
+        from execserver.network.dialing import parse_upstream
+
+        try:
+            parse_upstream(self._environment[name])
+        except ValueError as error:
+            raise InvalidRequest(
+                f"{error}; correct the variable {name} of the daemon, or leave out allowUpstreamProxy",
+                field="networkProxy.proxy.allowUpstreamProxy",
+            ) from None
+        return self._environment[name]
 
     def _launch(self, start: bytes) -> socket.socket:
         """Have a proxy forked. Returns our end of its control socket.
@@ -161,6 +179,7 @@ class Proxies:
                 except BaseException:
                     ours.close()
                     raise
+            ours.setblocking(False)
             self._forker = ours
         return self._forker
 

@@ -126,7 +126,8 @@ class Bubblewrap(SandboxBackend):
                 line, command.cwd, command.environment, new_session, sandbox.dies_with_parent
             )
             ends = (gate[0], gate[1]) if gate else None
-            arguments = bubblewrap.arguments(options, inside, program, status_inside, ends)
+            made = [*options, *bubblewrap.read_only(sandbox.view, command.read_only)]
+            arguments = bubblewrap.arguments(made, inside, program, status_inside, ends)
             # Last, so that nothing can fail between this and the return.
             arguments_file = memory_file(arguments)
         except BaseException:
@@ -176,7 +177,7 @@ class SeccompOnly(_ThreadLimits):
         """See `SandboxBackend`."""
         program = sandbox.seccomp_program(namespaces_denied=False)
 
-        def limit(_terminal: str | None) -> None:
+        def limit(_terminal: str | None, _gate: str | None = None) -> None:
             deny_new_privileges()
             install_filter(program)
 
@@ -213,10 +214,10 @@ class Landlock(_ThreadLimits):
         # `dies_with_parent` has no meaning here: the parent would be the thread.
         program = sandbox.seccomp_program(tracing=True)
 
-        def limit(terminal: str | None) -> None:
+        def limit(terminal: str | None, gate: str | None = None) -> None:
             from execserver.sandbox import landlock
 
-            with landlock.Ruleset.of_view(sandbox.view, own=self._own, terminal=terminal) as rules:
+            with landlock.Ruleset.of_view(sandbox.view, own=self._own, terminal=terminal, gate=gate) as rules:
                 rules.restrict_self(program)
 
         return replace(command, limit=limit)

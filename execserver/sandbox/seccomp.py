@@ -167,6 +167,7 @@ def program(
     return _built(machine, network, managed, namespaces_denied, tracing and (network or managed))
 
 
+@functools.cache
 def for_proxies(architecture: str = platform.machine()) -> bytes:
     """The filter of a network proxy. It marks the proxy as confined, too: no listener of a daemon takes it
     for a client (`transports/local_peers.py`).

@@ -160,6 +160,8 @@ def test_environment_info(client: Client, endpoint: Endpoint, environment: dict[
     capabilities = info["capabilities"]
     assert len(capabilities) == 15
     assert {name for name, there in capabilities.items() if there is True} == {
+        "networkProxyLaunch",
+        "networkProxyReviewDomains",
         "fsWatchMissing",
         "environmentConfigRead",
         "httpHeaderEnvVars",
