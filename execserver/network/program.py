@@ -209,10 +209,7 @@ class Proxy:
         self._questions[number] = (request, loop.time() + timeout, answer)
         try:
             self._send(Ask(number, request, timeout))
-            async with asyncio.timeout(timeout):
-                return await answer
-        except TimeoutError:
-            return Decision("deny", "no answer in time", scope="once")
+            return await answer  # the judge does not wait for ever
         finally:
             del self._questions[number]
 
