@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         WriteResult,
     )
     from execprotocol.sandbox import SandboxContext
+    from execserver.processes.login_state.snapshots import Snapshot, Snapshots
     from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.policy import Policy
     from execserver.sandbox.sandboxes import Sandboxes
@@ -98,6 +99,8 @@ class ProcessHandlers:
         self._sessions = sessions
         self._host = host
         self._sandboxes = sandboxes
+        self._snapshots: Snapshots | None = None
+        """Imported and made when it is first asked for."""
 
     def table(self) -> Handlers:
         """Method name → handler."""
@@ -123,7 +126,7 @@ class ProcessHandlers:
             confinement.require_limits(params.sandbox, policy)
         if policy is not None:
             return self._start_confined(caller, params, policy)
-        if self._executor.can_spawn_now:
+        if self._executor.can_spawn_now and params.shell_snapshot is None:
             return self._start(caller, params, self._spec)
         return self._start_in_turn(caller, params)
 
@@ -219,18 +222,44 @@ class ProcessHandlers:
         params: StartParams,
         make_spec: Callable[[StartParams], LaunchSpec],
         confinement: Confinement | None = None,
+        snapshot: Snapshot | None = None,
     ) -> Encoded:
         may_attach = caller.extensions or params.if_exists == "attach"
         options = StartOptions.of(params, may_attach=may_attach, confinement=confinement)
-        try:
-            process = caller.session.processes.start(params.process_id, lambda: make_spec(params), options)
-        except SpawnFailed as error:
-            self._explain(error, params)
-            raise
+        if snapshot is not None:
+            with snapshot.opened() as restored:
+                process = self._started(caller, params, lambda given: restored(make_spec(given)), options)
+        else:
+            process = self._started(caller, params, make_spec, options)
         result = _start_result(caller, params, process)
+        if caller.extensions and snapshot is not None and snapshot.obstacle is not None:
+            result["snapshotObstacle"] = snapshot.obstacle
         # No event of a process may overtake the reply to its start.
         release = caller.attachment.follow(process)
         return Encoded(encode_json(result), after=release, begun=True)
+
+    def _started(
+        self,
+        caller: Caller,
+        params: StartParams,
+        make_spec: Callable[[StartParams], LaunchSpec],
+        options: StartOptions,
+    ) -> ManagedProcess:
+        try:
+            return caller.session.processes.start(params.process_id, lambda: make_spec(params), options)
+        except SpawnFailed as error:
+            self._explain(error, params)
+            raise
+
+    async def _snapshot(self, caller: Caller, params: StartParams, policy: Policy | None) -> Snapshot | None:
+        """The snapshot of a start that asks for one."""
+        if params.shell_snapshot is None:
+            return None
+        from execserver.processes.login_state.snapshots import Snapshots
+
+        if self._snapshots is None:
+            self._snapshots = Snapshots(self._executor, self._sandboxes)
+        return await self._snapshots.get(caller.session, params, partial(self._spec, params), policy)
 
     def _attach(self, caller: Caller, params: StartParams) -> Encoded | Awaitable[Encoded]:
         """Answer for the existing process, if it was started with the same parameters."""
@@ -255,16 +284,18 @@ class ProcessHandlers:
 
     async def _start_in_turn(self, caller: Caller, params: StartParams) -> Encoded:
         with caller.session.processes.reserve(params.process_id) as reservation:
+            snapshot = await self._snapshot(caller, params, None)
             await self._executor.wait_for_turn()
             if reservation.cancelled:
                 raise start_cancelled(params.process_id)
-        return self._start(caller, params, self._spec)
+        return self._start(caller, params, self._spec, None, snapshot)
 
     async def _start_confined(self, caller: Caller, params: StartParams, policy: Policy) -> Encoded:
         """Look at the disk in a thread, then start when it is the request's turn."""
         preparation = confinement.Preparation(self._sandboxes, policy, lambda: self._spec(params))
         try:
             with caller.session.processes.reserve(params.process_id) as reservation:
+                snapshot = await self._snapshot(caller, params, policy)
                 calls = caller.own(BlockingCalls, BlockingCalls)
                 try:
                     spec, confined = await calls.run(preparation.run)
@@ -274,7 +305,7 @@ class ProcessHandlers:
                 await self._executor.wait_for_turn()
                 if reservation.cancelled:
                     raise start_cancelled(params.process_id)
-            result = self._start(caller, params, lambda _: spec, confined)
+            result = self._start(caller, params, lambda _: spec, confined, snapshot)
             preparation.taken()
             return result
         finally:
@@ -313,7 +344,7 @@ class ProcessHandlers:
         return _signal_result(caller, "delivered" if delivered else "alreadyExited")
 
     async def _kill_tree(self, caller: Caller, process: ManagedProcess, running: bool) -> SignalResult:
-        found = running or await self._executor.tree_killer.has_descendants(process)
+        found = running or await self._executor.tree_killer.has_descendants(process.number)
         await self._executor.tree_killer.kill([process.number], [process.pid] if running else [])
         return _signal_result(caller, "delivered" if found else "alreadyExited")
 

@@ -103,7 +103,7 @@ class Executor:
         self.live = 0
         """Processes that are not closed."""
         self._limits = limits
-        self._spawner = spawner
+        self.spawner = spawner
         self._sandboxes = sandboxes
         self._spool = spool
         self._loop = asyncio.get_running_loop()
@@ -173,7 +173,7 @@ class Executor:
         self.next_number += 1
         confinement = options.confinement
         tree_killer = self.tree_killer
-        spawned = self._spawner.spawn(
+        spawned = self.spawner.spawn(
             spec if confinement is None else confinement.wrap(spec, gated=True),
             tree_killer.tag(number),
             partial(tree_killer.end_failed_start, number),

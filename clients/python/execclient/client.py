@@ -166,6 +166,7 @@ class Executor:
         if_exists: IfExists = "fail",
         sandbox: Sandbox | None = None,
         arg0: str | None = None,
+        shell_snapshot: str | None = None,
         buffer_bytes: int | None = BUFFER_BYTES,
     ) -> Process:
         """Start a process, and return while it runs.
@@ -187,6 +188,9 @@ class Executor:
                 again after a lost connection, as one without an `id` is.
             sandbox: a policy, with `cwd` as the workspace; or the form of the wire.
             arg0: the name that the program sees in place of `argv[0]`.
+            shell_snapshot: for `[shell, "-lc", script]`: the state that the profile leaves is restored
+                instead of running the profile again, where the script cannot tell the difference
+                (`Process.snapshot_obstacle`). The text, of 1 to 256 bytes, names what shares a snapshot.
             buffer_bytes: output that may wait in the client; beyond this the oldest output is dropped, and
                 iterating reports an `OutputGap`. None sets no limit.
 
@@ -203,6 +207,7 @@ class Executor:
         options = StartOptions(
             argv, cwd, env, inherit, tty, size, stdin, limits, if_exists, sandbox, arg0, new_id=id is None
         )
+        options = options._replace(shell_snapshot=shell_snapshot)
         return await self._starter.start(inbox, options, self._starter.deadlines(inbox, options))
 
     async def attach(

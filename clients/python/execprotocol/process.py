@@ -173,7 +173,10 @@ class SnapshotShell(Params):
 
 
 class ShellSnapshot(Params):
-    """A request for cached login-shell state. It is validated, but has no effect."""
+    """A request for the state of a login shell that an earlier start has left, in the place of the profile.
+
+    It has an effect on `PATH -lc SCRIPT` without a terminal, with a bash.
+    """
 
     scope_id: ScopeId
     """The name under which a snapshot is shared: 1 to 256 bytes of UTF-8."""
@@ -244,7 +247,8 @@ class StartParams(Params):
     """A proxy for the process; only null is served (see `capabilities` of `environment/info`)."""
 
     shell_snapshot: ShellSnapshot | None = None
-    """A request for cached login-shell state; validated, otherwise without effect."""
+    """A request to restore the state of a login shell instead of running the account's profile again. The
+    command cannot tell the difference but by the time; where it could, it runs in a login shell."""
 
     metadata: ProcessMetadata | None = None
     """The origin of the request, for logs; null if it is not given."""
@@ -292,6 +296,10 @@ class StartResult(TypedDict):
 
     attached: NotRequired[Annotated[Literal[True], EXTENSION]]
     """Present if the process existed already and nothing was started."""
+
+    snapshotObstacle: NotRequired[Annotated[str, EXTENSION]]
+    """Why the command runs in a login shell although there is a `shellSnapshot`: a sentence for people.
+    Missing if the snapshot was restored."""
 
 
 class DenialEvidence(TypedDict):

@@ -30,6 +30,7 @@ from execserver.sandbox.diagnostics import inside_probe
 from execserver.sandbox.diagnostics.launch_failures import INSTALL, MINIMUM_VERSION, explain
 from execserver.sandbox.policy import is_below
 from execserver.sandbox.state_folder import remove_old_folders
+from execserver.sandbox.thread_limits import TAGGED_SPAWN
 from execserver.sandbox.view import Bind, Mask, View
 
 TIMEOUT = 10.0
@@ -347,17 +348,18 @@ def _run(
         OSError: the command cannot be started.
         TimeoutExpired: it was killed.
     """
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={"LC_ALL": "C"},
-        pass_fds=descriptors,
-        start_new_session=True,
-        text=True,
-        errors="replace",
-    )
+    with TAGGED_SPAWN:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={"LC_ALL": "C"},
+            pass_fds=descriptors,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
     try:
         out, errors = process.communicate(timeout=timeout)
     except BaseException:
