@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import sys
 
 from execprotocol.path_text import escaped_uri
 from execserver import __version__
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 CAPABILITIES: Capabilities = {
     # True only for what is implemented: a client uses what is true here.
-    "networkProxyLaunch": False,
-    "networkProxyReviewDomains": False,
+    "networkProxyLaunch": sys.platform == "linux",
+    "networkProxyReviewDomains": sys.platform == "linux",
     "credentialMasking": False,
     "credentialMaskingCustomProviders": False,
     "capabilityDiscoverySandbox": False,

@@ -54,18 +54,21 @@ def command_policy(
 ) -> Policy | None:
     """The policy of a command; None if it limits nothing.
 
+    Args:
+        sandbox: of the request.
+        cwd: the working directory of the command.
+        environment: its variables.
+        managed_network: whether a network proxy is the only way out, whatever the sandbox says of the
+            network, and also if it limits nothing else.
+
     Raises:
-        InvalidParams: a path of another host, or a network proxy, which this executor does not have.
+        InvalidParams: a path of another host.
         InvalidRequest: the older kind of sandbox is requested.
     """
-    if managed_network:
-        raise InvalidParams(
-            "enforceManagedNetwork is not available on this executor: it has no network proxy; "
-            "start the process without it, with a network that is restricted or enabled",
-            field="enforceManagedNetwork",
-        )
     policy = resolve(sandbox, RequestFolders(cwd, environment.get("TMPDIR")))
     _refuse_older_kind(sandbox, policy)
+    if managed_network:
+        policy = replace(policy, network=False, managed_network=True)
     return policy if policy.limits_anything else None
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import pybase64
@@ -21,7 +22,7 @@ from execprotocol.errors import (
     start_unknown,
     unknown_process,
 )
-from execprotocol.limits import MAX_FILLED_GAP, MAX_PAGE_BYTES
+from execprotocol.limits import MAX_ASKING_NAME_BYTES, MAX_FILLED_GAP, MAX_PAGE_BYTES
 from execprotocol.path_uri import ForeignPath
 from execprotocol.process import signal_number
 from execserver.api import confinement
@@ -44,6 +45,7 @@ from execserver.sessions.registry import SessionRegistry
 from execserver.sessions.session import Session
 
 if TYPE_CHECKING:
+    from execprotocol.network import NetworkProxy
     from execprotocol.process import (
         CloseStdinParams,
         CloseStdinResult,
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
         WriteResult,
     )
     from execprotocol.sandbox import SandboxContext
+    from execserver.network.proxies import Proxies, Proxy
     from execserver.processes.login_state.snapshots import Snapshot, Snapshots
     from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.policy import Policy
@@ -78,6 +81,8 @@ _MAX_WAIT_SECONDS = 10 * 365 * 24 * 3600.0
 
 _PIECES_FROM_BYTES = 16 << 10
 """Smaller pages are joined: a copy is cheaper than pieces."""
+
+_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 _PLATFORM_SANDBOX: SandboxType = "macosSeatbelt" if sys.platform == "darwin" else "linuxSeccomp"
 
@@ -101,6 +106,7 @@ class ProcessHandlers:
         self._sandboxes = sandboxes
         self._snapshots: Snapshots | None = None
         """Imported and made when it is first asked for."""
+        self._proxies: Proxies | None = None
 
     def table(self) -> Handlers:
         """Method name → handler."""
@@ -124,6 +130,8 @@ class ProcessHandlers:
         policy = None if params.sandbox is None else self._policy(params, params.sandbox)
         if self._host.require_sandbox:
             confinement.require_limits(params.sandbox, policy)
+        if params.network_proxy is not None:
+            return self._start_with_proxy(caller, params, params.network_proxy, policy)
         if policy is not None:
             return self._start_confined(caller, params, policy)
         if self._executor.can_spawn_now and params.shell_snapshot is None:
@@ -223,9 +231,10 @@ class ProcessHandlers:
         make_spec: Callable[[StartParams], LaunchSpec],
         confinement: Confinement | None = None,
         snapshot: Snapshot | None = None,
+        proxy: Proxy | None = None,
     ) -> Encoded:
         may_attach = caller.extensions or params.if_exists == "attach"
-        options = StartOptions.of(params, may_attach=may_attach, confinement=confinement)
+        options = StartOptions.of(params, may_attach=may_attach, confinement=confinement, proxy=proxy)
         if snapshot is not None:
             with snapshot.opened() as restored:
                 process = self._started(caller, params, lambda given: restored(make_spec(given)), options)
@@ -282,20 +291,51 @@ class ProcessHandlers:
         result = self.start(caller, params)
         return result if isinstance(result, Encoded) else await result
 
-    async def _start_in_turn(self, caller: Caller, params: StartParams) -> Encoded:
+    async def _start_in_turn(
+        self, caller: Caller, params: StartParams, proxy: Proxy | None = None
+    ) -> Encoded:
         with caller.session.processes.reserve(params.process_id) as reservation:
             snapshot = await self._snapshot(caller, params, None)
+            variables = {} if proxy is None else await proxy.variables()
             await self._executor.wait_for_turn()
             if reservation.cancelled:
                 raise start_cancelled(params.process_id)
-        return self._start(caller, params, self._spec, None, snapshot)
+        make_spec = partial(self._spec, variables=variables)
+        return self._start(caller, params, make_spec, None, snapshot, proxy)
 
-    async def _start_confined(self, caller: Caller, params: StartParams, policy: Policy) -> Encoded:
+    async def _start_with_proxy(
+        self, caller: Caller, params: StartParams, settings: NetworkProxy, policy: Policy | None
+    ) -> Encoded:
+        """Start a network proxy and the process that it is for."""
+        if self._proxies is None:
+            from execserver.network.proxies import Proxies  # few daemons need it
+
+            self._proxies = Proxies(self._host.environment, self._executor.tree_killer.tag(0))
+        proxy = self._proxies.open(settings, inside=policy is not None and policy.managed_network)
+        try:
+            if policy is None:
+                result = await self._start_in_turn(caller, params, proxy)
+            else:
+                result = await self._start_confined(caller, params, policy, proxy)
+        except BaseException:
+            proxy.close()
+            raise
+        process = caller.session.processes.get(params.process_id)
+        if process.proxy is not None:
+            process.proxy.serve(caller.session.network)
+        return result
+
+    async def _start_confined(
+        self, caller: Caller, params: StartParams, policy: Policy, proxy: Proxy | None = None
+    ) -> Encoded:
         """Look at the disk in a thread, then start when it is the request's turn."""
-        preparation = confinement.Preparation(self._sandboxes, policy, lambda: self._spec(params))
+        variables: dict[str, str] = {}
+        preparation = confinement.Preparation(self._sandboxes, policy, lambda: self._spec(params, variables))
         try:
             with caller.session.processes.reserve(params.process_id) as reservation:
                 snapshot = await self._snapshot(caller, params, policy)
+                if proxy is not None:
+                    variables.update(await proxy.variables())
                 calls = caller.own(BlockingCalls, BlockingCalls)
                 try:
                     spec, confined = await calls.run(preparation.run)
@@ -305,7 +345,7 @@ class ProcessHandlers:
                 await self._executor.wait_for_turn()
                 if reservation.cancelled:
                     raise start_cancelled(params.process_id)
-            result = self._start(caller, params, lambda _: spec, confined, snapshot)
+            result = self._start(caller, params, lambda _: spec, confined, snapshot, proxy)
             preparation.taken()
             return result
         finally:
@@ -333,8 +373,8 @@ class ProcessHandlers:
     def _environment(self, params: StartParams) -> dict[str, str]:
         return child_environment(self._host.environment, params.env_policy, params.env)
 
-    def _spec(self, params: StartParams) -> LaunchSpec:
-        return LaunchSpec.of(params, self._environment(params), self._host.shell)
+    def _spec(self, params: StartParams, variables: Mapping[str, str] = _NO_VARIABLES) -> LaunchSpec:
+        return LaunchSpec.of(params, {**self._environment(params), **variables}, self._host.shell)
 
     async def _signal_tree(self, caller: Caller, process: ManagedProcess, number: int) -> SignalResult:
         try:
@@ -383,13 +423,34 @@ def _check_start(params: StartParams) -> None:
             f"cwd URI `{params.cwd}` is not valid on this exec-server host: "
             f"'{params.cwd}' is invalid on 'linux'"
         )
-    if params.network_proxy is not None:
-        raise InvalidRequest("networkProxy is not available on this executor (see environment/info)")
+    _check_proxy(params)
     if params.size is not None and not params.tty:
         raise InvalidParams("`size` is that of a terminal: give it with `tty` only", field="size")
     if params.grace_ms is not None and params.timeout_ms is None and params.idle_timeout_ms is None:
         text = "`graceMs` is for a time limit: give it with `timeoutMs` or `idleTimeoutMs` only"
         raise InvalidParams(text, field="graceMs")
+
+
+def _check_proxy(params: StartParams) -> None:
+    proxy = params.network_proxy
+    if proxy is None:
+        if params.enforce_managed_network and params.sandbox is not None:
+            raise InvalidParams(
+                "enforceManagedNetwork makes a network proxy the only way out of the sandbox: send it with "
+                "`networkProxy`, or leave it out",
+                field="enforceManagedNetwork",
+            )
+        return
+    if not proxy.proxy.enabled:
+        raise InvalidParams(
+            "invalid network proxy config: executor-local network proxy launch requires an enabled proxy",
+            field="networkProxy.proxy.enabled",
+        )
+    name_bytes = len(params.process_id.encode("utf-8", "surrogatepass"))
+    if proxy.policy_decision_timeout_ms is not None and not 1 <= name_bytes <= MAX_ASKING_NAME_BYTES:
+        raise InvalidParams(
+            "callback-enabled process ID must be non-empty and at most 256 bytes", field="processId"
+        )
 
 
 async def _read_when_news(

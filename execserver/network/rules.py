@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Literal
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
 from execprotocol.network import Decision, NetworkProtocol, NetworkRequest, ProxySettings
+from execserver.network.addresses import Host, HostError, parse_host, split_port
 
 Decider = Callable[[NetworkRequest], Awaitable[Decision]]
 """Asks about a host without a verdict. A failure and every answer but `allow` deny."""
@@ -20,7 +22,10 @@ class ProxyLimits(Struct, frozen=True):
     """Connections of the command at once. More are answered with 503, or refused by SOCKS5."""
 
     header_bytes: int = 65_536
-    """Bytes of the head of a request or a response."""
+    """Bytes of the head of a request or a response; one that arrives fast may be a little larger."""
+
+    head_s: float = 60.0
+    """Seconds for the head of a request, from its first byte."""
 
     connect_s: float = 30.0
     """Seconds for resolving a name and connecting to one of its addresses."""
@@ -29,8 +34,8 @@ class ProxyLimits(Struct, frozen=True):
     """Seconds without a byte in either direction, after which a connection is closed."""
 
     total_bytes: int | None = None
-    """Bytes to and from all hosts in the life of the proxy; null for no limit. Beyond it every connection is
-    closed and every request refused."""
+    """Bytes to and from all hosts in the life of the proxy; null for no limit. A connection that goes
+    beyond it is closed, and every request after that is refused."""
 
 
 class ProxyPolicy(Struct, frozen=True):
@@ -63,3 +68,93 @@ class NetworkDecision(Struct, frozen=True, rename="camel"):
     method: str | None
     client: str | None
     policy_override: bool
+
+
+class RuleError(ValueError):
+    """A pattern of `domains` that is not valid. The text is the wire's."""
+
+
+class _Pattern(NamedTuple):
+    name: re.Pattern[str] | None
+    """Matches the names; null for every host."""
+
+    literal: str | None
+    """The host, if the pattern is one."""
+
+    port: int | None
+
+
+class DomainRules:
+    """The verdicts of `domains`.
+
+    A pattern is a host, `*.example.com` for its subdomains, `**.example.com` for both, or `*` for all; it
+    may have `*` and `?` elsewhere too. `host:port` is for that port only. Patterns with `*` or `?`, but for
+    `*` itself, match names and no addresses.
+    """
+
+    def __init__(self, domains: Mapping[str, Literal["allow", "deny"]] | None) -> None:
+        """Read the patterns.
+
+        Raises:
+            RuleError: a pattern is not valid, or `*` is to be denied.
+        """
+        self._patterns: dict[str, list[_Pattern]] = {"allow": [], "deny": []}
+        for text, verdict in (domains or {}).items():
+            pattern = _parse_pattern(text)
+            if pattern is None or (verdict == "deny" and pattern.name is None and pattern.literal is None):
+                raise RuleError(
+                    "invalid network proxy config: invalid value for "
+                    f"network.{'denied' if verdict == 'deny' else 'allowed'}_domains: {text} "
+                    "(allowed exact hosts or scoped wildcards like *.example.com or **.example.com)"
+                )
+            self._patterns[verdict].append(pattern)
+
+    def verdict(self, host: Host, port: int) -> Literal["allow", "deny"] | None:
+        """What the patterns say about a host; deny wins."""
+        if any(_matches(pattern, host, port) for pattern in self._patterns["deny"]):
+            return "deny"
+        if any(_matches(pattern, host, port) for pattern in self._patterns["allow"]):
+            return "allow"
+        return None
+
+    def names(self, host: Host, port: int) -> bool:
+        """Whether a host itself is allowed, and not by a wildcard."""
+        return any(
+            pattern.literal == host.text and pattern.port in (None, port)
+            for pattern in self._patterns["allow"]
+        )
+
+
+def _parse_pattern(text: str) -> _Pattern | None:
+    try:
+        body, port = split_port(text.strip())
+        if body == "*":
+            return _Pattern(None, None, port)
+        prefix = next((prefix for prefix in ("**.", "*.") if body.startswith(prefix)), "")
+        rest = body.removeprefix(prefix)
+        if "*" in rest or "?" in rest:
+            # Checked as a name with a letter in the place of each wildcard.
+            parse_host(rest.replace("*", "x").replace("?", "x"))
+            rest = rest.lower().removesuffix(".")
+        else:
+            host = parse_host(rest)
+            if not prefix:
+                return _Pattern(None, host.text, port)
+            if host.address is not None:
+                return None
+            rest = host.text
+    except HostError:
+        return None
+    name = re.escape(rest).replace(r"\*", ".*").replace(r"\?", ".")
+    start = {"": "", "*.": r".+\.", "**.": r"(?:.+\.)?"}[prefix]
+    return _Pattern(re.compile(f"{start}{name}\\Z"), None, port)
+
+
+def _matches(pattern: _Pattern, host: Host, port: int) -> bool:
+    if pattern.port not in (None, port):
+        return False
+    if pattern.literal is not None:
+        return pattern.literal == host.text
+    if pattern.name is None:
+        return True
+    return host.address is None and pattern.name.match(host.text) is not None

@@ -19,10 +19,11 @@ from execserver.processes.exit_cause import OomCounter
 from execserver.processes.output_log import OutputLog
 from execserver.processes.poller import DescriptorPoller
 from execserver.processes.process import ExecutorContext, ManagedProcess
+from execserver.processes.process_proxy import ProcessProxy, begin_in_sandbox
 from execserver.processes.recovery_state import RecoveryState
 from execserver.processes.reserved_descriptors import ReservedDescriptors
 from execserver.processes.retention import Retention
-from execserver.processes.spawn import Spawned, Spawner, open_gate
+from execserver.processes.spawn import Spawned, Spawner
 from execserver.processes.start_options import StartOptions
 from execserver.processes.stdin import InputBudget
 from execserver.processes.tree_kill import TreeKiller
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from execprotocol.process import ExitCause
     from execserver.launch_spec import LaunchSpec
+    from execserver.network.proxies import Proxy
     from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.sandboxes import Sandboxes
 
@@ -48,8 +50,9 @@ log = Logger()
 _FREE_DESCRIPTORS = 256
 """Kept free of processes: for connections, files, and the daemon itself."""
 
-_DESCRIPTORS_A_PROCESS = 9
-"""A pidfd, up to five ends of pipes, the files of output and input, and one for the moment of the spawn."""
+_DESCRIPTORS_A_PROCESS = 10
+"""A pidfd, up to five ends of pipes, the files of output and input, the control socket of a network proxy,
+and one for the moment of the spawn."""
 
 _DESCRIPTORS_A_SANDBOX = 18
 """The launcher's report, a pidfd of the first process inside, and the locks of eight mount points."""
@@ -197,12 +200,14 @@ class Executor:
             time.time_ns() // 1_000_000,
             options.grace,
         )
-        index, slots = self._record_start(started, spawned, locks)
-        if spawned.gate is not None:
-            # Only now: a command that a new server does not know must not have run.
-            open_gate(spawned.gate)
+        proxy = options.proxy
+        index, slots = self._record_start(started, spawned, locks, proxy)
+        # Only now: a command that a new server does not know must not have run.
+        begin_in_sandbox(spawned, proxy, tree_killer.tag(number))
         measures.processes_started += 1
         process = self.add(started, self.make_log(number, index), on_closed, confinement, live=True)
+        if proxy is not None:
+            process.proxy = ProcessProxy(process, proxy)
         process.begin(spawned, slots)
         return process
 
@@ -214,7 +219,7 @@ class Executor:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def _record_start(
-        self, started: Started, spawned: Spawned, locks: list[int]
+        self, started: Started, spawned: Spawned, locks: list[int], proxy: Proxy | None
     ) -> tuple[ProcessIndex, list[int]]:
         """Make the process known to a new server. Returns its index and the slots with its descriptors."""
         number = started.number
@@ -222,7 +227,8 @@ class Executor:
         try:
             index = self.recovery.arena.open(number)
             report = [fd for fd in (spawned.status, spawned.gate) if fd is not None]
-            return index, self.recovery.started(started, spawned.kept(), report, locks)
+            network = () if proxy is None else (proxy.fileno(),)
+            return index, self.recovery.started(started, spawned.kept(), report, locks, network)
         except (OSError, ValueError):
             # A process that a new server would not know must not run.
             self.tree_killer.end_failed_start(number, spawned.pid)

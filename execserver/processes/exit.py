@@ -129,6 +129,11 @@ class Leader:
             self._recovery.ending(self._owner.number, reason, tree=tree)
 
     @property
+    def ending(self) -> bool:
+        """Whether it is about to be killed."""
+        return self._reason is not None or self.tree_ending
+
+    @property
     def in_grace(self) -> bool:
         """Whether a SIGTERM at a time limit was sent, and the kill after it is still to come."""
         return self.kill_at is not None and not self.tree_ending

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
@@ -35,19 +35,19 @@ from execserver.processes.output_log import OutputLog
 from execserver.processes.output_reader import TERMINAL_END_SECONDS, OutputReader
 from execserver.processes.poller import DescriptorPoller
 from execserver.processes.process_input import ProcessInput
+from execserver.processes.process_proxy import ProcessProxy, begin_inherited
 from execserver.processes.recovery_state import RecoveryState, Slots
 from execserver.processes.reserved_descriptors import ReservedDescriptors
 from execserver.processes.sandboxed_child import ProcessSandbox
-from execserver.processes.spawn import Spawned, open_gate
+from execserver.processes.spawn import Spawned
 from execserver.processes.stdin import InputBudget
 from execserver.spool.records import ProcessState, Started
-from execserver.supervisor.fd_store_protocol import INPUT, STATUS
+from execserver.supervisor.fd_store_protocol import INPUT
 from execserver.telemetry.measures import measures
 
 if TYPE_CHECKING:
     from execprotocol.process import ExitCause
     from execserver.sandbox.confinement import Confinement
-    from execserver.sandbox.mount_points.description import Backend
 
 
 _SIGNALLED = 128
@@ -151,6 +151,7 @@ class ManagedProcess:
         "output",
         "pid",
         "process_id",
+        "proxy",
         "released",
         "sandbox",
         "started",
@@ -185,6 +186,8 @@ class ManagedProcess:
         self.failure: str | None = None
         """Why the command was never run: its sandbox could not be set up."""
         self.subscribers: list[Subscriber] = []
+        self.proxy: ProcessProxy | None = None
+        """Its network proxy, which ends with it."""
         self._context = context
         self._on_closed = on_closed
         self._on_sandbox_left = on_sandbox_left
@@ -238,14 +241,12 @@ class ManagedProcess:
         """
         context = self._context
         self._other_slots += slots
-        self._restore_end(state)
+        _restore_end(self, state)
         self.leader.inherit(state, None if spawned is None else spawned.pidfd)
         if spawned is not None:
-            if slots.get(STATUS):
-                report, *gate = slots.pop(STATUS)
-                self._watch_inside(report)
-                for fd in gate:
-                    open_gate(fd)  # the previous server may have died before it did so
+            self.proxy = begin_inherited(self, spawned, slots, self._tag)
+            if spawned.status is not None:
+                self._watch_inside(spawned.status)
             self.output.watch(spawned)
         if self.input is not None:
             self.input.ended = state.stdin_closed
@@ -260,18 +261,6 @@ class ManagedProcess:
             self.leader.close()
         elif self._deadline is not None:
             context.deadlines.add(self.number, self._deadline)
-
-    def _restore_end(self, state: ProcessState) -> None:
-        if state.exited is not None:
-            self.exit_code = state.exited.code
-            self.cause = cast("ExitCause", state.exited.cause)
-            self.failure = state.exited.failure
-            # The previous server may have been killed between the ledger and the index.
-            self.exited_seq = self.log.exited_seq or self.log.number_event("exited")
-        elif self.log.closed_seq is not None:
-            # The previous server could not write the exit down.
-            self.exit_code, self.cause, self.exited_seq = UNKNOWN_EXIT, "unknown", self.log.exited_seq
-        self.closed_seq = self.log.closed_seq
 
     # -- state
 
@@ -291,8 +280,8 @@ class ManagedProcess:
         return bool(self.subscribers or self._news.waiters)
 
     @property
-    def sandbox_backend(self) -> Backend | Literal["none"]:
-        """The backend of its sandbox."""
+    def sandbox_backend(self) -> str:
+        """The name of the backend of its sandbox; `none` without a sandbox."""
         return "none" if self.sandbox is None else self.sandbox.confinement.backend
 
     @property
@@ -361,6 +350,8 @@ class ManagedProcess:
         if self.input is not None:
             self.input.release()
         self.output.release()
+        if self.proxy is not None:
+            self.proxy.close()
         self.leader.release()
         # The supervisor may still keep what a previous server had kept and dropped again.
         kept = not self.closed or self.log.has_files or self.leader.inherited
@@ -450,6 +441,8 @@ class ManagedProcess:
         if self.sandbox is not None and self.sandbox.stands:
             return
         self.closed_seq = self.log.number_event("closed")
+        if self.proxy is not None:
+            self.proxy.close()
         # An urgent drop wakes the supervisor: a process may wait for the terminal to be hung up.
         self._context.recovery.closed(self.number, self._other_slots, recorded=self._exiting, urgent=self.tty)
         self._notify()
@@ -466,6 +459,19 @@ class ManagedProcess:
         """Ten thousand dead processes should not wait for the garbage collector."""
         if not self.running:
             del self.leader
+
+
+def _restore_end(process: ManagedProcess, state: ProcessState) -> None:
+    if state.exited is not None:
+        process.exit_code = state.exited.code
+        process.cause = cast("ExitCause", state.exited.cause)
+        process.failure = state.exited.failure
+        # The previous server may have been killed between the ledger and the index.
+        process.exited_seq = process.log.exited_seq or process.log.number_event("exited")
+    elif process.log.closed_seq is not None:
+        # The previous server could not write the exit down.
+        process.exit_code, process.cause, process.exited_seq = UNKNOWN_EXIT, "unknown", process.log.exited_seq
+    process.closed_seq = process.log.closed_seq
 
 
 def _ignore(_: object) -> None:

@@ -56,6 +56,7 @@ from execserver.supervisor.fd_store_protocol import (
     INPUT,
     LEDGER,
     MEMORY,
+    NETWORK,
     PROCESS,
     SANDBOX,
     SERVICE,
@@ -215,6 +216,7 @@ class RecoveryState:
         descriptors: Sequence[int],
         report: Sequence[int] = (),
         sandbox: Sequence[int] = (),
+        network: Sequence[int] = (),
     ) -> list[int]:
         """Record and keep a spawned process. Returns the slots beside `PROCESS` that are in use.
 
@@ -223,11 +225,17 @@ class RecoveryState:
             descriptors: its pidfd and our ends (`Spawned.kept`).
             report: the file that the launcher of its sandbox writes to, and its gate, if there is one.
             sandbox: the locks that keep its mount points from being swept.
+            network: the control socket of its network proxy, if it has one.
         """
         reach("after-spawn")
         self._append(record)
         reach("after-ledger")
-        slots = self._keep_sandbox(record.number, report, sandbox) if report or sandbox else []
+        slots: list[int] = []
+        if network:
+            self._fd_store.keep(record.number, NETWORK, network)
+            slots.append(NETWORK)
+        if report or sandbox:
+            slots += self._keep_sandbox(record.number, report, sandbox)
         self._fd_store.keep(record.number, PROCESS, descriptors)
         reach("after-registration")
         return slots

@@ -145,8 +145,9 @@ class ProcessSandbox:
         if child is not None and not child.set_up and not by_signal:
             owner.failure = _set_up_failure(owner.log)
         if not reports:
-            # A backend without a process namespace ends like one with it: nothing may run on.
-            owner.sandbox_left(child is not None or self.confinement.backend in ("landlock", "seatbelt"))
+            # A backend without a process namespace ends like one with it, if files are limited: nothing may
+            # run on.
+            owner.sandbox_left(child is not None or self.confinement.backend != "seccomp")
 
 
 def _holds_only(folder: str, paths: Sequence[str]) -> bool:

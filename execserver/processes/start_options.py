@@ -19,6 +19,7 @@ import msgspec
 from execprotocol.process import USUAL_SIZE, StartParams
 
 if TYPE_CHECKING:
+    from execserver.network.proxies import Proxy
     from execserver.sandbox.confinement import Confinement
 
 MAX_KEPT_ARGV = 4096
@@ -56,10 +57,17 @@ class StartOptions(msgspec.Struct, frozen=True):
     """Seconds between SIGTERM and SIGKILL at either limit; None for SIGKILL at once."""
     confinement: Confinement | None = None
     """The sandbox. It belongs to the process, once there is one."""
+    proxy: Proxy | None = None
+    """The network proxy, likewise."""
 
     @classmethod
     def of(
-        cls, params: StartParams, *, may_attach: bool, confinement: Confinement | None = None
+        cls,
+        params: StartParams,
+        *,
+        may_attach: bool,
+        confinement: Confinement | None = None,
+        proxy: Proxy | None = None,
     ) -> StartOptions:
         """The options of a request.
 
@@ -68,6 +76,7 @@ class StartOptions(msgspec.Struct, frozen=True):
             may_attach: whether a later start may want to attach. Without that the digests would cost more
                 than a spawn has to spare.
             confinement: the sandbox that was prepared for it.
+            proxy: the network proxy that was started for it.
         """
         return cls(
             _seconds(params.timeout_ms),
@@ -77,6 +86,7 @@ class StartOptions(msgspec.Struct, frozen=True):
             bounded_path(params.cwd),
             _seconds(params.grace_ms),
             confinement,
+            proxy,
         )
 
 

@@ -7,7 +7,9 @@ Rules kept in this file:
 1. Messages are admitted in the order of their arrival. Without a reason to wait, a message skips the backlog.
 2. Memory is bounded for a peer that does not read: above `MAX_UNSENT_BYTES` of unsent replies, or
    `MAX_PENDING_BYTES` of unfinished requests, no message is admitted and reading stops.
-3. A peer that sends a thousand messages at once gets `TURN_SECONDS` at a time; then other connections have a
+3. While a request of the server waits for its answer, the connection is read in any case, within bounds, and
+   the answer skips the backlog.
+4. A peer that sends a thousand messages at once gets `TURN_SECONDS` at a time; then other connections have a
    turn.
 """
 
@@ -22,6 +24,7 @@ from execserver.rpc.channel import Channel
 from execserver.rpc.dialect import Dialect
 from execserver.rpc.flow_control import MAX_UNSENT_BYTES
 from execserver.rpc.scheduler import Scheduler
+from execserver.rpc.server_requests import ServerRequests
 
 MAX_PENDING_BYTES = 64 << 20
 """Bytes of admitted, unfinished requests above which a connection's messages wait. One message of the largest
@@ -30,6 +33,9 @@ size must fit."""
 MAX_BATCHED_CALLS = 1000
 """Requests in unanswered batches above which a connection's messages wait: each reply waits in memory for the
 last of its batch."""
+
+MAX_BACKLOG = 1024
+"""Messages that wait above which none is read, also when the server waits for an answer."""
 
 MAX_UNFINISHED = 1024
 """Requests of a connection in the order of requests; each new one is compared with them."""
@@ -49,11 +55,18 @@ class MessageAdmission:
         channel: the transport's side.
         schedule: the unfinished requests.
         dialect: the first dialect of the connection.
+        asked: the server's own requests.
         one_at_a_time: whether a request waits for the one before it (`--concurrent-requests 1`).
     """
 
     def __init__(
-        self, channel: Channel, schedule: Scheduler, dialect: Dialect, *, one_at_a_time: bool
+        self,
+        channel: Channel,
+        schedule: Scheduler,
+        dialect: Dialect,
+        asked: ServerRequests,
+        *,
+        one_at_a_time: bool,
     ) -> None:
         self.reads = 0
         """How often messages have arrived."""
@@ -61,6 +74,8 @@ class MessageAdmission:
         """Whether the connection is over."""
         self._channel = channel
         self._schedule = schedule
+        self._asked = asked
+        asked.on_request = self._request_sent
         self._strict = one_at_a_time
         self._dialect = dialect
         self._receive = dialect.receive
@@ -97,21 +112,28 @@ class MessageAdmission:
         while position < count and not (self.closed or self._channel.ended):
             if self._resting or perf_counter() > self._turn_until:
                 self._rest()
-                self._backlog.extend(messages[position:])
+                for message in messages[position:]:
+                    self._queue(message)
                 return
             message = messages[position]
             position += 1
             if self._backlog or self._must_wait():
-                self._backlog.append(message)
+                self._queue(message)
             else:
                 self._receive(message)
 
     def batch_ended(self) -> None:
         """All messages of one read have been delivered."""
         self._turn_until = 0.0
-        if not self._paused and (self._backlog or self._must_wait()):
+        if not self._paused and (self._backlog or self._must_wait()) and not self._awaits_answer():
             self._paused = True
             self._channel.pause_reading()
+
+    def _request_sent(self) -> None:
+        """A request of the server waits for its answer: read on, whatever else waits."""
+        if self._paused and self._awaits_answer():
+            self._paused = False
+            self._channel.resume_reading()
 
     def framing_failed(self, reason: str) -> None:
         """End the connection once the messages before the framing error are answered: the transport cannot
@@ -209,6 +231,7 @@ class MessageAdmission:
         finally:
             self._settling = False
         if self._backlog or self.closed or self._resting:
+            self._request_sent()
             return
         if self._framing_fault is not None:
             self._dialect.refuse_framing(self._framing_fault)
@@ -219,6 +242,22 @@ class MessageAdmission:
         elif self._paused and not self._draining and not self._must_wait():
             self._paused = False
             self._channel.resume_reading()
+
+    def _queue(self, message: bytes | bytearray) -> None:
+        """Let a message wait, unless it answers a request of the server: a request before it may wait for a
+        process, and the process for this answer.
+        """
+        if not (self._asked and self._asked.take(message)):
+            self._backlog.append(message)
+
+    def _awaits_answer(self) -> bool:
+        """Whether messages are read although those before them wait."""
+        return (
+            bool(self._asked)
+            and not (self.closed or self._stopped or self._draining or self._framing_fault)
+            and len(self._backlog) < MAX_BACKLOG
+            and sum(map(len, self._backlog)) < MAX_PENDING_BYTES
+        )
 
     def _must_wait(self) -> bool:
         return (

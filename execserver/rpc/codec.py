@@ -80,6 +80,9 @@ class Response(msgspec.Struct):
     """An answer to a request of the server."""
 
     id: Any
+    result: Any
+    error: Any
+    is_error: bool
 
 
 DecodedMessage = Request | Notification | Response
@@ -123,11 +126,20 @@ def classify(members: dict[str, Any]) -> DecodedMessage:
         if request_id.__class__ is not str:
             _check_id(request_id)
         return Request(request_id, method, members.get("params"), trace)
-    has_id = "id" in members
-    if has_id and ("result" in members or "error" in members):
+    if is_response(members):
         _check_id(members["id"])
-        return Response(members["id"])
+        return response(members)
     raise ParseError("missing field `error`")
+
+
+def is_response(members: Mapping[str, Any]) -> bool:
+    """Whether an object with these members is an answer."""
+    return "method" not in members and "id" in members and ("result" in members or "error" in members)
+
+
+def response(members: Mapping[str, Any]) -> Response:
+    """The answer with these members; one with a result and an error is an error."""
+    return Response(members["id"], members.get("result"), members.get("error"), "error" in members)
 
 
 def decode_object(data: bytes | bytearray) -> dict[str, Any]:
@@ -184,6 +196,11 @@ def printable_members(data: Mapping[str, str]) -> dict[str, str]:
 def printable(text: str) -> str:
     """The text, made valid for JSON: it may quote a name with bytes that are not UTF-8."""
     return text.encode("utf-8", "replace").decode()
+
+
+def encode_request(request_id: int, method: str, params: Mapping[str, Any]) -> bytes:
+    """A request of the server."""
+    return b'{"id":%d,"method":%b,"params":%b}' % (request_id, _encode(method), _encode(params))
 
 
 def encode_notification(method: str, params: Mapping[str, Any]) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 from execprotocol.errors import PARSE_ERROR_ID, InvalidRequest, RpcError
 from execserver.rpc import codec
 from execserver.rpc.channel import Channel
-from execserver.rpc.codec import Notification, ParseError, Request
+from execserver.rpc.codec import ParseError, Request, Response
 from execserver.rpc.dialect import DialectContext
 from execserver.rpc.handlers import Encoded, StreamedResult
 from execserver.telemetry.measures import measures
@@ -43,8 +43,9 @@ class CodexDialect:
             return
         if decoded.__class__ is Request:
             self._admit(decoded.id, decoded.method, decoded.params, len(message), decoded.trace)
-        elif not isinstance(decoded, Notification):
-            self._admission.drop("response to no request of ours")
+        elif isinstance(decoded, Response):
+            if not self._admission.answered(decoded):
+                self._admission.drop("response to no request of ours")
         elif decoded.method != "initialized":
             self._admission.drop("unexpected notification")
         elif not self._admission.initialized():

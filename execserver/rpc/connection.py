@@ -42,6 +42,7 @@ from execserver.rpc.handlers import Closable, Handlers, StreamedResult
 from execserver.rpc.json_rpc import JsonRpcDialect, load_dispatch
 from execserver.rpc.params import decode_params
 from execserver.rpc.scheduler import AT_ONCE, PendingRequest, Scheduler
+from execserver.rpc.server_requests import ServerRequests
 from execserver.sessions.event_stream import EventStream
 from execserver.sessions.session import Attachment, Session
 from execserver.telemetry import tracing
@@ -100,8 +101,9 @@ class Connection:
         """Whether every request has a trace."""
         self._codex = CodexDialect(channel, self)
         self._dialect: Dialect = UndecidedDialect(channel, self._codex, self._choose_dialect)
+        self._requests = ServerRequests(self.send_event)
         self._admission = admission = MessageAdmission(
-            channel, self._schedule, self._dialect, one_at_a_time=self._strict
+            channel, self._schedule, self._dialect, self._requests, one_at_a_time=self._strict
         )
         # The parts answer these themselves: a method here would be one more call for each message or event.
         self.messages_received = admission.messages_received
@@ -114,6 +116,8 @@ class Connection:
         self.may_queue_event = self._flow_control.may_queue_event
         self.wait_to_reply = self._flow_control.wait_to_reply
         self.wait_to_push = self._flow_control.wait_to_push
+        self.request = self._requests.request
+        self.answered = self._requests.answered
         self._log.debug("connection opened")
 
     # -- called by handlers (rpc/handlers.py: Caller)
@@ -198,6 +202,7 @@ class Connection:
         if self._loading is not None:
             self._loading.cancel()
         self._schedule.close()
+        self._requests.close()
         for owned in self._owned.values():
             owned.close()
         self._dialect.connection_lost()
@@ -210,6 +215,7 @@ class Connection:
         self._close_attachment()
 
     def _close_attachment(self) -> None:
+        self._requests.close()
         if self._attachment is not None:
             self._attachment.close()
 
@@ -251,7 +257,9 @@ class Connection:
 
     def initialized(self) -> bool:
         """The client has sent `initialized`; False if there was no `initialize` before."""
-        self._ready = self._session is not None
+        if self._session is not None:
+            self._ready = True
+            self._session.set_client(self)
         return self._ready
 
     def drop(self, reason: str) -> None:

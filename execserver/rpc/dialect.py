@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from execprotocol.errors import ParseFailure, RpcError
 from execserver.rpc import codec
 from execserver.rpc.channel import Channel
-from execserver.rpc.codec import ParseError
+from execserver.rpc.codec import ParseError, Response
 from execserver.rpc.handlers import Encoded, StreamedResult
 from execserver.telemetry.measures import measures
 
@@ -52,7 +52,7 @@ class Dialect(Protocol):
         """
 
     def event(self, parts: Sequence[bytes]) -> None:
-        """Send a notification, given in the Codex dialect."""
+        """Send a notification, or a request of the server, given in the Codex dialect."""
 
     def connection_lost(self) -> None:
         """The connection is over: drop the requests that wait."""
@@ -69,6 +69,9 @@ class DialectContext(Protocol):
         self, target: Any, method: str, params: Any, size: int, trace: Mapping[str, Any] | None
     ) -> None:
         """Admit a request. The dialect gets its result or error with the same `target`."""
+
+    def answered(self, response: Response) -> bool:
+        """Take the answer to a request of the server; False if no request ever had its id."""
 
     def initialized(self) -> bool:
         """The client has sent `initialized`; False if there was no `initialize` before."""

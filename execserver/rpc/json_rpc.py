@@ -206,14 +206,18 @@ class JsonRpcDialect:
         if isinstance(value, list):
             self._receive_batch(value, len(message))
             return
-        if _is_response(value):
-            log.debug("response to no request of ours")
+        if codec.is_response(value):
+            self._receive_response(value)
             return
         fault = envelope_fault(value)
         if fault is not None:
             self._channel.send((encode_json_rpc_error(None, fault),))
             return
         self._run(Call(value, len(message), self._reply))
+
+    def _receive_response(self, message: Mapping[str, Any]) -> None:
+        if not self._admission.answered(codec.response(message)):
+            log.debug("response to no request of ours")
 
     def refuse_framing(self, reason: str) -> None:
         """Answer bytes that are not JSON."""
@@ -252,7 +256,13 @@ class JsonRpcDialect:
             refusal = InvalidRequest(f"a batch holds 1 to {MAX_BATCH} requests, this one has {len(items)}")
             self._channel.send((encode_json_rpc_error(None, refusal),))
             return
-        items = [item for item in items if not (isinstance(item, dict) and _is_response(item))]
+        calls = []
+        for item in items:
+            if isinstance(item, dict) and codec.is_response(item):
+                self._receive_response(item)
+            else:
+                calls.append(item)
+        items = calls
         batch = Batch([envelope_fault(item) for item in items])
         for place, item in enumerate(items):
             if batch.replies[place] is None:
@@ -337,7 +347,7 @@ class JsonRpcDialect:
         return 0
 
     def event(self, parts: Sequence[bytes]) -> None:
-        """Send a notification: that of the Codex dialect with the version member in front."""
+        """Send a message of the server: that of the Codex dialect with the version member in front."""
         self._channel.send((b'{"jsonrpc":"2.0",' + parts[0][1:], *parts[1:]))
 
     def _reply(self, call: Call, response: ResponseObject | None) -> None:
@@ -368,10 +378,6 @@ def envelope_fault(message: Any) -> InvalidRequest | None:
     except ParseError as error:
         return InvalidRequest(str(error), field="trace")
     return None
-
-
-def _is_response(message: Mapping[str, Any]) -> bool:
-    return "method" not in message and "id" in message and ("result" in message or "error" in message)
 
 
 def _encode_response(response: ResponseObject) -> tuple[bytes, ...]:

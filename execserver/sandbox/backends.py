@@ -1,22 +1,23 @@
-"""The backends: bubblewrap, the limits of a thread (seccomp and Landlock), and macOS's Seatbelt."""
+"""The daemon's backends: bubblewrap, the limits of a thread (seccomp and Landlock), and macOS's Seatbelt."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
 from execserver.launch_spec import LaunchSpec
-from execserver.sandbox import bubblewrap, seccomp
+from execserver.sandbox import bubblewrap
+from execserver.sandbox.backend import Inspection, Sandbox, SandboxBackend, named_line
 from execserver.sandbox.bare_roots import WatchedRoots
 from execserver.sandbox.bubblewrap import SealedProgram, memory_file
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.mount_points.registry import Lease
 from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import Policy
+from execserver.sandbox.seccomp_numbers import ARCHITECTURES
 from execserver.sandbox.thread_limits import deny_new_privileges, install_filter
 from execserver.sandbox.view import View
 
@@ -26,143 +27,199 @@ if TYPE_CHECKING:
 # Landlock and Seatbelt are imported where they are used: most daemons use neither.
 
 
-class HostPrograms(msgspec.Struct, frozen=True):
-    """Programs of the host that start a command inside a sandbox."""
+class BackendConfinement(Confinement):
+    """One command's sandbox, made by a backend.
 
-    bubblewrap: str
-    setsid: str | None
-    bash: str | None
-    sealed: SealedProgram | None = None
-    """The copy of bubblewrap to run instead of the program."""
-
-
-class BubblewrapConfinement(Confinement):
-    """Confinement in separate namespaces, by bubblewrap."""
-
-    backend = "bubblewrap"
+    Args:
+        policy: the policy of the command.
+        cwd: its working directory.
+        name: the backend's name.
+        backend: wraps the command.
+        sandbox: the sandbox to make.
+        lease: its mount points.
+        watched: its folders that a command could turn into repositories.
+    """
 
     def __init__(
         self,
         policy: Policy,
-        view: View,
         cwd: str,
-        lease: Lease | None,
-        tools: HostPrograms,
-        sources: bubblewrap.Sources,
-        held: Mapping[str, int] | None = None,
-        made: Collection[str] = (),
+        name: str,
+        backend: SandboxBackend,
+        sandbox: Sandbox,
+        lease: Lease | None = None,
         watched: WatchedRoots | None = None,
     ) -> None:
         super().__init__(policy, cwd, lease, watched)
-        self._held = dict(held or {})
-        self.namespaces = view.namespaces
-        self._tools = tools
-        self._null = None if sources.devices is None else f"{sources.devices}/null"
-        self._filter = seccomp.program(
-            network=policy.network,
-            files_limited=policy.limits_files,
-            # Without a copy, /proc/1/exe in the sandbox leads to the host's program: tracing is refused then.
-            tracing=tools.sealed is not None,
-        )
-        self._options = bubblewrap.options(
-            view,
-            sources,
-            root_user=os.geteuid() == 0,
-            held=self._held,
-            made=made,
-        )
+        self.backend = name
+        self.namespaces = backend.namespaces and sandbox.view.namespaces
+        self._maker = backend
+        self._sandbox = sandbox
 
     def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False, gated: bool = False) -> LaunchSpec:
         """See `Confinement`."""
+        sandbox = replace(self._sandbox, dies_with_parent=dies_with_parent, gated=gated)
+        wrapped = self._maker.wrap(command, sandbox)
+        self._sandbox = replace(self._sandbox, held={})
+        return wrapped
+
+    def release(self) -> None:
+        """See `Confinement`."""
+        held = self._sandbox.held
+        self._sandbox = replace(self._sandbox, held={})
+        for fd in held.values():
+            os.close(fd)
+        super().release()
+
+
+class Bubblewrap(SandboxBackend):
+    """Separate namespaces, made by bubblewrap.
+
+    Args:
+        program: its path.
+        sealed: the copy to run instead of the program.
+    """
+
+    namespaces = True
+
+    def __init__(self, program: str, sealed: SealedProgram | None = None) -> None:
+        self._program = program
+        self.sealed = sealed
+
+    def inspect(self) -> Inspection:
+        """See `SandboxBackend`. `diagnostics/probe.py` has asked for version and options before."""
+        return Inspection(files=(self._program,))
+
+    def unstatable(self, view: View) -> str | None:
+        """See `SandboxBackend`."""
+        return None
+
+    def wrap(self, command: LaunchSpec, sandbox: Sandbox) -> LaunchSpec:
+        """See `SandboxBackend`."""
+        namespaces = sandbox.view.namespaces
+        # Without a copy, /proc/1/exe in the sandbox leads to the host's program: tracing is refused then.
+        seccomp = sandbox.seccomp_program(tracing=self.sealed is not None, namespaces_denied=False)
+        options = bubblewrap.options(
+            sandbox.view,
+            sandbox.sources,
+            root_user=os.geteuid() == 0,
+            held=sandbox.held,
+            made=sandbox.made,
+        )
         opened: list[int] = []
         gate: list[int] = []
         try:
-            program = memory_file(self._filter)
+            program = memory_file(seccomp)
             opened.append(program)
             status = memory_file(b"")
             opened.append(status)
             status_inside = os.dup(status)
             opened.append(status_inside)
-            if gated and self.namespaces:
+            if sandbox.gated and namespaces:
                 gate += os.pipe2(os.O_CLOEXEC)
                 opened += gate
                 gate.append(os.dup(gate[1]))
                 opened.append(gate[2])
-            new_session = self.namespaces or not command.tty
-            line = self._command_line(command)
+            new_session = namespaces or not command.tty
+            line = self._command_line(command, sandbox)
             inside = bubblewrap.SandboxedCommand(
-                line, command.cwd, command.environment, new_session, dies_with_parent
+                line, command.cwd, command.environment, new_session, sandbox.dies_with_parent
             )
             ends = (gate[0], gate[1]) if gate else None
-            arguments = bubblewrap.arguments(self._options, inside, program, status_inside, ends)
+            arguments = bubblewrap.arguments(options, inside, program, status_inside, ends)
             # Last, so that nothing can fail between this and the return.
             arguments_file = memory_file(arguments)
         except BaseException:
             for fd in opened:
                 os.close(fd)
             raise
-        sealed = self._tools.sealed
+        devices = sandbox.sources.devices
         return replace(
             command,
-            program=self._tools.bubblewrap if sealed is None else sealed.path,
+            program=self._program if self.sealed is None else self.sealed.path,
             arguments=("bwrap", "--args", str(arguments_file), "--", *line),
             environment={},
-            passed=(program, status_inside, arguments_file, *gate[:2], *self._take_held()),
+            passed=(program, status_inside, arguments_file, *gate[:2], *sandbox.held.values()),
             status=status,
             gate=gate[2] if gate else None,
-            null=self._null,
+            null=None if devices is None else f"{devices}/null",
             takes_terminal=command.tty,
         )
 
-    def release(self) -> None:
-        """See `Confinement`."""
-        for fd in self._take_held():
-            os.close(fd)
-        super().release()
-
-    def _take_held(self) -> tuple[int, ...]:
-        held, self._held = tuple(self._held.values()), {}
-        return held
-
-    def _command_line(self, command: LaunchSpec) -> Sequence[str]:
-        line = _named(command, self._tools.bash)
+    def _command_line(self, command: LaunchSpec, sandbox: Sandbox) -> Sequence[str]:
+        line = named_line(command, sandbox.bash)
         # The command takes the terminal inside, so the terminal's signals never reach the launcher.
-        return [self._tools.setsid, "-c", *line] if command.tty and self._tools.setsid is not None else line
+        return [sandbox.setsid, "-c", *line] if command.tty and sandbox.setsid is not None else line
 
 
-class ThreadConfinement(Confinement):
-    """Confinement by limits of the spawning thread: seccomp, and Landlock if files are limited.
-
-    Processes and signals are the host's.
-    """
+class _ThreadLimits(SandboxBackend):
+    """Limits of the spawning thread. Processes and signals are the host's."""
 
     namespaces = False
 
-    def __init__(self, policy: Policy, view: View, cwd: str, own: DaemonPaths) -> None:
-        super().__init__(policy, cwd, None)
-        self._view = view
-        self.backend = "landlock" if policy.limits_files else "seccomp"
-        self._own = own
-        self._filter = seccomp.program(
-            network=policy.network,
-            files_limited=policy.limits_files,
-            namespaces_denied=policy.limits_files,
-        )
+    def inspect(self) -> Inspection:
+        """See `SandboxBackend`."""
+        if (machine := os.uname().machine) not in ARCHITECTURES:
+            reason = f"there is no seccomp filter for the architecture {machine!r}"
+            return Inspection(reason, "run the daemon on another architecture")
+        return Inspection()
 
-    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False, gated: bool = False) -> LaunchSpec:
-        """See `Confinement`."""
-        # `dies_with_parent` has no meaning here: the parent would be the thread.
-        return replace(command, limit=self._limit)
 
-    def _limit(self, terminal: str | None) -> None:
-        if not self.policy.limits_files:
+class SeccompOnly(_ThreadLimits):
+    """A seccomp filter, which limits only the network."""
+
+    def unstatable(self, view: View) -> str | None:
+        """See `SandboxBackend`."""
+        return None if view.base == "host" else "a seccomp filter cannot limit files"
+
+    def wrap(self, command: LaunchSpec, sandbox: Sandbox) -> LaunchSpec:
+        """See `SandboxBackend`."""
+        program = sandbox.seccomp_program(namespaces_denied=False)
+
+        def limit(_terminal: str | None) -> None:
             deny_new_privileges()
-            install_filter(self._filter)
-            return
+            install_filter(program)
+
+        return replace(command, limit=limit)
+
+
+class Landlock(_ThreadLimits):
+    """Landlock rules and a seccomp filter.
+
+    Args:
+        own: the daemon's own files.
+    """
+
+    def __init__(self, own: DaemonPaths) -> None:
+        self._own = own
+
+    def inspect(self) -> Inspection:
+        """See `SandboxBackend`."""
         from execserver.sandbox import landlock
 
-        with landlock.Ruleset.of_view(self._view, own=self._own, terminal=terminal) as rules:
-            rules.restrict_self(self._filter)
+        reason, _, fix = (landlock.unavailable() or "").partition("; ")
+        return Inspection(reason, fix)
+
+    def unstatable(self, view: View) -> str | None:
+        """See `SandboxBackend`."""
+        from execserver.sandbox import landlock
+
+        if view.base == "host":
+            return "Landlock is not needed where files are not limited"
+        return landlock.unstatable(view, self._own)
+
+    def wrap(self, command: LaunchSpec, sandbox: Sandbox) -> LaunchSpec:
+        """See `SandboxBackend`."""
+        # `dies_with_parent` has no meaning here: the parent would be the thread.
+        program = sandbox.seccomp_program(tracing=True)
+
+        def limit(terminal: str | None) -> None:
+            from execserver.sandbox import landlock
+
+            with landlock.Ruleset.of_view(sandbox.view, own=self._own, terminal=terminal) as rules:
+                rules.restrict_self(program)
+
+        return replace(command, limit=limit)
 
 
 class SeatbeltConfinement(Confinement):
@@ -186,31 +243,3 @@ class SeatbeltConfinement(Confinement):
             arguments=tuple(line),
             environment={**command.environment, **seatbelt.ENVIRONMENT},
         )
-
-
-def needs_own_name(command: LaunchSpec) -> bool:
-    """Whether the program's `argv[0]` differs from the path or name by which the program is found."""
-    name = command.arguments[0]
-    return name != command.program and not _is_bare_name(command, name)
-
-
-def _is_bare_name(command: LaunchSpec, name: str) -> bool:
-    # A name that begins with a hyphen would be taken for an option of bubblewrap or setsid.
-    by_name = name == os.path.basename(command.program) and "PATH" in command.environment
-    return by_name and not name.startswith("-")
-
-
-def _named(command: LaunchSpec, bash: str | None) -> Sequence[str]:
-    """The command line that sets `argv[0]`, which bubblewrap cannot do before 0.9."""
-    if needs_own_name(command) and bash is not None:
-        return [
-            bash,
-            "-p",  # bash must not run the file that `BASH_ENV` names
-            "-c",
-            'exec -a "$0" -- "$@"',
-            command.arguments[0],
-            command.program,
-            *command.arguments[1:],
-        ]
-    name = command.arguments[0] if _is_bare_name(command, command.arguments[0]) else command.program
-    return [name, *command.arguments[1:]]

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from execserver.sandbox.backend import Sources
 from execserver.sandbox.devices import NODES
 from execserver.sandbox.view import Bind, Mask, Mount, Symlink, Tmpfs, View
 
@@ -30,15 +31,6 @@ _F_SEAL_EXEC = 0x20
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 _ELF = b"\x7fELF"
-
-
-class Sources(msgspec.Struct, frozen=True):
-    """Files of the host that are mounted: an empty file and folder of mode 000 as masks, and device nodes."""
-
-    empty_file: str
-    empty_folder: str
-    devices: str | None = None
-    """The folder with the device nodes (`devices.NODES`); None for those of the host."""
 
 
 class SandboxedCommand(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
-"""The interface of a backend: one command's confinement.
+"""One command's confinement.
 
-The backends are in `backends.py`, which is imported when the first sandbox is made.
+The backends that make it are in `backends.py`, which is imported when the first sandbox is made.
 
 Sandboxes.prepare ──▶ Confinement ──wrap, on the loop's thread──▶ LaunchSpec ──▶ spawn
  (in a thread)            └── release, after the last process inside has ended
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from execserver.launch_spec import LaunchSpec
 from execserver.sandbox.mount_points import description
-from execserver.sandbox.mount_points.description import VERSION, Backend, Description
+from execserver.sandbox.mount_points.description import VERSION, Description
 from execserver.sandbox.policy import Access, Policy
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Confinement(ABC):
     """One command's sandbox."""
 
-    backend: Backend
+    backend: str
+    """Its name: `bubblewrap`, `landlock`, `seccomp`, `seatbelt`, or that of an entry point."""
     namespaces: bool
     """Whether it has a pid namespace, in which all processes end with the first one."""
 

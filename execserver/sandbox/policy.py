@@ -89,7 +89,7 @@ class Policy(msgspec.Struct, frozen=True):
     """Whether files are not limited."""
 
     network: bool
-    """Whether the network may be used."""
+    """Whether the network of the host may be used."""
 
     rules: tuple[Rule, ...] = ()
     """At most one rule per path; shallow paths first."""
@@ -103,6 +103,9 @@ class Policy(msgspec.Struct, frozen=True):
 
     unresolved: bool = False
     """Whether an entry depends on a working directory or workspace roots, and the request has neither."""
+
+    managed_network: bool = False
+    """Whether there is a network namespace that is left through a network proxy only; `network` is false."""
 
     @property
     def limits_files(self) -> bool:

@@ -4,9 +4,7 @@ Rules of this module:
 
 1. A policy that limits anything is enforced by a backend that was seen to confine on this machine, or the
    request is refused with the reason and the fix.
-2. Bubblewrap comes first. If bubblewrap does not work and the operator allowed Landlock, Landlock enforces
-   the policies that it can express. A limit on the network alone needs only seccomp.
-3. A successful probe is trusted until a launch fails; a failed one is repeated after a while.
+2. The first backend that works and can state the view is used (`selection.py`).
 """
 
 from __future__ import annotations
@@ -14,44 +12,51 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
 from execprotocol.errors import InvalidRequest
 from execserver.sandbox import (
     backends,
     bare_roots,
-    bubblewrap,
     devices,
     disk,
     glob_search,
     refused,
-    seccomp,
+    selection,
     state_folder,
     view,
 )
-from execserver.sandbox.diagnostics import probe
+from execserver.sandbox.backend import Sandbox, Sources, needs_own_name
 from execserver.sandbox.mount_points import adopted, description, registry
 from execserver.sandbox.options import TOOL_PATH, DaemonPaths, SandboxOptions
 from execserver.telemetry.logs import Logger
 
 if TYPE_CHECKING:
     from execserver.launch_spec import LaunchSpec
+    from execserver.sandbox.backend import SandboxBackend
     from execserver.sandbox.confinement import Confinement
+    from execserver.sandbox.diagnostics.probe import ProbeResult
     from execserver.sandbox.policy import Policy
 
 log = Logger()
 
 
-_ASK_AGAIN_SECONDS = 5.0
-"""A failed backend may have been repaired meanwhile; a trial takes some 50 ms."""
+_NOT_MANAGED = "has no network namespace that a network proxy could enter; install bubblewrap"
 
 _MOST_LOOKS = 20
 """At the disk for one sandbox, while folders vanish."""
+
+
+class _Tools(msgspec.Struct, frozen=True):
+    """Programs of the host that start a command inside a sandbox."""
+
+    bash: str | None = None
+    setsid: str | None = None
 
 
 class Sandboxes:
@@ -68,9 +73,7 @@ class Sandboxes:
         self._environment = environment
         self._own = own
         self._lock = threading.Lock()
-        self._probed: probe.ProbeResult | None = None
-        self._ask_again = 0.0
-        """When a failed probe is repeated."""
+        self._selection: selection.Selection | None = None
         self._state: str | None = None
         self._mount_points: registry.MountPoints | None = None
         self._devices: devices.Devices | None = None
@@ -93,31 +96,29 @@ class Sandboxes:
         """Probe the backends before the first request needs the result. Never raises."""
         try:
             self._open_state()
-            result = self._probe()
+            first = self._candidates(files_limited=True)[0]
+            result = first.result()
         except Exception:
             return  # `sweep` has logged the reason, and every request reports it
         if not result.works:
-            log.warning("bubblewrap is not available", reason=result.reason, fix=result.fix)
+            log.warning(f"{first.name} is not available", reason=result.reason, fix=result.fix)
             return
         # Loaded now, so that the first denied command does not wait for the import.
         from execserver.sandbox import denial  # noqa: F401
 
     def obstacle(self) -> str | None:
         """Why no limit on files can be enforced here, with the fix; None if some can. Blocks."""
+        reasons = []
         try:
             self._open_state()
-            result = self._probe()
+            for candidate in self._candidates(files_limited=True):
+                result = candidate.result()
+                if result.works:
+                    return None
+                reasons.append(_reason(result))
         except (OSError, state_folder.StateFolderError) as error:
             return str(error)
-        if result.works:
-            return None
-        reason = f"{result.reason}; {result.fix}"
-        if not self._options.allow_landlock:
-            return reason
-        from execserver.sandbox import landlock
-
-        unavailable = landlock.unavailable()
-        return unavailable and f"{reason}; and {unavailable}"
+        return "; and ".join(reasons)
 
     def prepare(
         self,
@@ -181,8 +182,8 @@ class Sandboxes:
 
     def launch_failed(self) -> None:
         """Probe again, because a launch failed through a fault of the launcher."""
-        with self._lock:
-            self._probed = None
+        if self._selection is not None:
+            self._selection.forget()
 
     def close(self) -> None:
         """Release everything; for the end of the daemon."""
@@ -200,6 +201,8 @@ class Sandboxes:
 
     def _prepare(self, policy: Policy, command: LaunchSpec, extra: tuple[str, ...]) -> Confinement:
         if sys.platform == "darwin":
+            if policy.managed_network:
+                raise refused(f"Seatbelt {_NOT_MANAGED}", "enforceManagedNetwork")
             return self._seatbelted(policy, command)
         if not sys.platform.startswith("linux"):
             raise InvalidRequest(
@@ -208,43 +211,59 @@ class Sandboxes:
                 name="sandbox_unavailable",
                 field="sandbox",
             )
-        result = self._probe()
-        if result.works and result.path is not None:
-            return self._bubblewrapped(result, result.path, policy, command, extra)
-        seen = view.build_view(policy, self._own, view.RequiredPaths(command.cwd, command.program, (), extra))
-        if not policy.limits_files:
-            return self._limited(policy, seen, command)
-        if not self._options.allow_landlock:
-            raise _unavailable(result, "")
-        from execserver.sandbox import landlock  # few daemons need it
+        reasons = []
+        for candidate in self._candidates(files_limited=policy.limits_files):
+            result = candidate.result()
+            if result.backend is None:
+                reasons.append(_reason(result))
+                continue
+            if policy.managed_network and candidate.name != "bubblewrap":
+                reasons.append(f"{candidate.name} {_NOT_MANAGED}")
+                continue
+            seen, tools = self._view(result, policy, command, extra)
+            reason = result.backend.unstatable(seen)
+            if reason is None:
+                return self._confined(candidate, result.backend, seen, policy, command, tools, bool(extra))
+            reasons.append(reason)
+        raise InvalidRequest(
+            f"failed to prepare process sandbox: {'; and '.join(reasons)}", name="sandbox_unavailable"
+        )
 
-        reason = landlock.unavailable() or landlock.unstatable(seen, self._own)
-        if reason is not None:
-            raise _unavailable(result, f"; and {reason}")
-        return self._limited(policy, seen, command)
+    def _candidates(self, *, files_limited: bool) -> Sequence[selection.Candidate]:
+        assert self._selection is not None
+        return self._selection.candidates(files_limited=files_limited)
 
-    def _bubblewrapped(
+    def _view(
+        self, result: ProbeResult, policy: Policy, command: LaunchSpec, extra: tuple[str, ...]
+    ) -> tuple[view.View, _Tools]:
+        """What the command sees with the backend of a probe, and programs that start the command inside."""
+        inspection = result.inspection
+        tools = _Tools()
+        if result.backend is not None and result.backend.namespaces:
+            tools = _Tools(
+                self._tool("bash", "bash", "arg0") if needs_own_name(command) else None,
+                self._tool("setsid", "util-linux", "tty") if command.tty else None,
+            )
+        used = (*filter(None, (tools.setsid, tools.bash)), *inspection.inside)
+        own = replace(self._own, code=(*self._own.code, *inspection.files))
+        needs = view.RequiredPaths(command.cwd, command.program, used, extra)
+        return view.build_view(policy, own, needs), tools
+
+    def _confined(
         self,
-        result: probe.ProbeResult,
-        path: str,
+        candidate: selection.Candidate,
+        backend: SandboxBackend,
+        seen: view.View,
         policy: Policy,
         command: LaunchSpec,
-        extra: tuple[str, ...],
+        tools: _Tools,
+        worker: bool,
     ) -> Confinement:
-        tools = backends.HostPrograms(
-            path,
-            self._tool("setsid", "util-linux", "tty") if command.tty else None,
-            self._tool("bash", "bash", "arg0") if backends.needs_own_name(command) else None,
-            result.sealed,
-        )
-        used = tuple(tool for tool in (tools.setsid, tools.bash) if tool is not None)
-        own = replace(self._own, code=(*self._own.code, path))
-        seen = view.build_view(policy, own, view.RequiredPaths(command.cwd, command.program, used, extra))
         assert self._state is not None
-        sources = bubblewrap.Sources(
+        sources = Sources(
             state_folder.empty_file(self._state),
             state_folder.empty_folder(self._state),
-            self._device_folder(policy),
+            self._device_folder(policy) if backend.namespaces else None,
         )
         points = seen.mount_points
         lease = self._mounts().acquire(points, seen.not_shared) if points else None
@@ -254,13 +273,15 @@ class Sandboxes:
             for target in lease.foreign if lease is not None else ():
                 if os.path.islink(target):
                     raise refused(f"{target} became a symbolic link just now", "sandbox")
-            held = _hold(seen) if "bind-fd" in result.features else {}
+            held = _hold(seen) if "bind-fd" in candidate.result().features else {}
             watched = self._watch(seen.bare_roots)
             # An fs worker outlives other users of the folders, and has to see what they put there.
-            made = frozenset(lease.made) if lease is not None and not extra else frozenset[str]()
-            return backends.BubblewrapConfinement(
-                policy, seen, command.cwd, lease, tools, sources, held, made, watched
+            made = frozenset(lease.made) if lease is not None and not worker else frozenset[str]()
+            sandbox = Sandbox(
+                view=seen, sources=sources, bash=tools.bash, setsid=tools.setsid, held=held, made=made
             )
+            name = candidate.name
+            return backends.BackendConfinement(policy, command.cwd, name, backend, sandbox, lease, watched)
         except BaseException:
             for fd in held.values():
                 os.close(fd)
@@ -295,7 +316,7 @@ class Sandboxes:
 
         if not os.access(seatbelt.PROGRAM, os.X_OK):
             raise refused(f"{seatbelt.PROGRAM} is missing", "sandbox")
-        if backends.needs_own_name(command):
+        if needs_own_name(command):
             raise refused("sandbox-exec cannot give a program another name", "arg0")
         budget = glob_search.Budget()
         denied = [*self._own.folders, *self._own.files]
@@ -304,12 +325,6 @@ class Sandboxes:
         granted = seatbelt.grants(policy, home=self._own.home, denied=denied)
         return backends.SeatbeltConfinement(policy, command.cwd, seatbelt.profile(granted))
 
-    def _limited(self, policy: Policy, seen: view.View, command: LaunchSpec) -> Confinement:
-        try:
-            return backends.ThreadConfinement(policy, seen, command.cwd, self._own)
-        except seccomp.UnknownArchitectureError as error:
-            raise refused(str(error), "sandbox") from None
-
     def _tool(self, name: str, package: str, field: str) -> str:
         import shutil  # slow to load, and rarely needed
 
@@ -317,22 +332,6 @@ class Sandboxes:
         if path is None:
             raise refused(f"the program {name} is missing: install {package}", field)
         return path
-
-    def _probe(self) -> probe.ProbeResult:
-        with self._lock:
-            known = self._probed
-            if known is not None and known.works:
-                stale = not known.is_current
-            else:
-                stale = known is None or time.monotonic() > self._ask_again
-            if known is None or stale:
-                assert self._state is not None
-                self._probed = probe.probe(
-                    self._options.bubblewrap, self._state, self._environment.get("PATH")
-                )
-                self._ask_again = time.monotonic() + _ASK_AGAIN_SECONDS
-                return self._probed
-            return known
 
     # -- state
 
@@ -345,6 +344,9 @@ class Sandboxes:
                 self._mount_points = registry.MountPoints(self._state)
                 self._devices = devices.Devices(self._state)
                 self._own = replace(self._own, folders=(*self._own.folders, self._state))
+                self._selection = selection.Selection(
+                    self._options, self._environment, self._state, self._own
+                )
 
     def _mounts(self) -> registry.MountPoints:
         assert self._mount_points is not None
@@ -367,10 +369,8 @@ def _hold(seen: view.View) -> dict[str, int]:
     return held
 
 
-def _unavailable(result: probe.ProbeResult, more: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"failed to prepare process sandbox: {result.reason}; {result.fix}{more}", name="sandbox_unavailable"
-    )
+def _reason(result: ProbeResult) -> str:
+    return f"{result.reason}; {result.fix}"
 
 
 def _named(error: OSError) -> str:

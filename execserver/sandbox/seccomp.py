@@ -38,7 +38,10 @@ _NO_CALL = 0xFFFF_FFFF
 """Number -1, by which a debugger skips a call; not an x32 call."""
 
 _AF_UNIX = 1
+_AF_INET = 2
+_AF_INET6 = 10
 _AF_VSOCK = 40
+_IPPROTO_TCP = 6
 _SOCK_STREAM = 1
 _SOCK_SEQPACKET = 5
 _SOCK_TYPE_MASK = 0xF
@@ -103,6 +106,10 @@ The remaining calls suffice for socket pairs, and reach no other socket:
 - The others (`shutdown`, `getsockopt`, `setsockopt`, `getsockname`, `getpeername`, `recv…`) take no address.
 """
 
+REFUSED_OF_PROXIES = ("execve", "execveat", *TRACING)
+"""By the filter of a network proxy itself (`for_proxies`), beside those of a sandbox without namespaces: it
+parses what a confined command sends, and has the network of the host."""
+
 REFUSED_WITHOUT_NAMESPACES = (
     "mount",
     "umount2",
@@ -133,6 +140,7 @@ def program(
     files_limited: bool,
     namespaces_denied: bool = False,
     tracing: bool = True,
+    managed: bool = False,
     architecture: str = platform.machine(),
 ) -> bytes:
     """The filter for a policy, as an array of `struct sock_filter`.
@@ -141,7 +149,9 @@ def program(
         network: whether the network may be used.
         files_limited: whether the policy limits files.
         namespaces_denied: whether to refuse namespaces, mounts and `chroot` too, if nothing else does.
-        tracing: with the network, whether a command may trace its own processes (`TRACING`).
+        tracing: with a network, whether a command may trace its own processes (`TRACING`).
+        managed: whether it has a network namespace of its own, which is left through a proxy only. Internet
+            sockets for TCP are all that it gets then; `network` is false.
         architecture: as `platform.machine()` returns it.
 
     Raises:
@@ -153,15 +163,30 @@ def program(
     """
     if network and not files_limited:
         raise ValueError("a policy that limits neither files nor the network has no seccomp filter")
+    machine = _machine(architecture)
+    return _built(machine, network, managed, namespaces_denied, tracing and (network or managed))
+
+
+def for_proxies(architecture: str = platform.machine()) -> bytes:
+    """The filter of a network proxy. It marks the proxy as confined, too: no listener of a daemon takes it
+    for a client (`transports/local_peers.py`).
+
+    Raises:
+        UnknownArchitectureError: the architecture has no table.
+    """
+    refused = [*ALWAYS_REFUSED, *REFUSED_OF_PROXIES, *REFUSED_WITHOUT_NAMESPACES]
+    return _assemble(_machine(architecture), refused, _examined_without_namespaces())
+
+
+def _machine(architecture: str) -> Architecture:
     try:
-        machine = ARCHITECTURES[architecture]
+        return ARCHITECTURES[architecture]
     except KeyError:
         raise UnknownArchitectureError(
             f"no seccomp filter for the architecture {architecture!r}: there are tables for "
             f"{' and '.join(ARCHITECTURES)}; use a policy of type 'disabled' or 'external' with the network "
-            "enabled, or run the daemon on one of these"
+            "enabled and not managed, or run the daemon on one of these"
         ) from None
-    return _built(machine, network, namespaces_denied, tracing and network)
 
 
 _Examined = list[tuple[tuple[str, ...], Callable[[Assembler], None]]]
@@ -169,13 +194,21 @@ _Examined = list[tuple[tuple[str, ...], Callable[[Assembler], None]]]
 
 
 @functools.lru_cache(maxsize=8)
-def _built(machine: Architecture, network: bool, namespaces_denied: bool, tracing: bool) -> bytes:
+def _built(
+    machine: Architecture, network: bool, managed: bool, namespaces_denied: bool, tracing: bool
+) -> bytes:
     refused = list(ALWAYS_REFUSED)
     examined: _Examined = [
         (("ioctl",), _examine_ioctl),
         (("pidfd_open",), functools.partial(_examine_first_process, index=0)),
     ]
-    if not network:
+    if managed:
+        examined += [
+            (("socket",), _examine_tcp),
+            (("socketpair",), _examine_socket),
+            (("sendto",), _examine_no_address),
+        ]
+    elif not network:
         refused += REFUSED_WITHOUT_NETWORK
         examined += [
             (("socket", "socketpair"), _examine_socket),
@@ -190,7 +223,7 @@ def _built(machine: Architecture, network: bool, namespaces_denied: bool, tracin
             (("ptrace",), functools.partial(_examine_first_process, index=1)),
             (TRACING[1:], functools.partial(_examine_first_process, index=0)),
         ]
-    elif network:
+    elif network or managed:
         refused += TRACING
     if namespaces_denied:
         refused += REFUSED_WITHOUT_NAMESPACES
@@ -294,6 +327,24 @@ def _examine_socket(code: Assembler) -> None:
     _load_argument(code, 0)
     code.if_equal(_AF_UNIX, otherwise="refuse")
     _examine_type(code)
+
+
+def _examine_tcp(code: Assembler) -> None:
+    """For `socket` with a managed network: a Unix socket could lead out of the network namespace, and nothing
+    but TCP leads to the proxy.
+    """
+    _load_argument(code, 0)
+    code.if_equal(_AF_INET, then="internet")
+    code.if_equal(_AF_INET6, otherwise="refuse")
+    code.label("internet")
+    _load_argument(code, 1)
+    code.mask(_SOCK_TYPE_MASK)
+    code.if_equal(_SOCK_STREAM, otherwise="refuse")
+    _load_argument(code, 2)
+    code.if_equal(0, then="tcp")  # the default of a stream is TCP
+    code.if_equal(_IPPROTO_TCP, otherwise="refuse")
+    code.label("tcp")
+    code.leave(ALLOW)
 
 
 def _examine_no_address(code: Assembler) -> None:

@@ -55,6 +55,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                     "listen": 50,
                     "socketpair": 53,
                     "clone": 56,
+                    "execve": 59,
                     "ptrace": 101,
                     "setpriority": 141,
                     "sched_setparam": 142,
@@ -77,6 +78,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                     "process_vm_writev": 311,
                     "sched_setattr": 314,
                     "bpf": 321,
+                    "execveat": 322,
                 }
             ),
             has_x32=True,
@@ -110,6 +112,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                     "request_key": 218,
                     "keyctl": 219,
                     "clone": 220,
+                    "execve": 221,
                     "accept4": 242,
                     "prlimit64": 261,
                     "setns": 268,
@@ -117,6 +120,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                     "process_vm_writev": 271,
                     "sched_setattr": 274,
                     "bpf": 280,
+                    "execveat": 281,
                 }
             ),
         ),

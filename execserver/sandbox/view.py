@@ -110,6 +110,9 @@ class View(msgspec.Struct, frozen=True):
     """Folders that a command could turn into repositories (`bare_roots.py`)."""
 
     network: bool = False
+    managed_network: bool = False
+    """Whether a network proxy will listen in the network namespace, and TCP is allowed there."""
+
     namespaces: bool = True
     """Whether the command has its own processes and System V objects."""
 
@@ -136,6 +139,9 @@ def build_view(policy: Policy, own: DaemonPaths, needs: RequiredPaths) -> View:
         tree = Tree(Access.WRITE)
         tree.add_masks(own)
         mounts = tree.mounts(base_visible=True, hold=False)
+        if policy.managed_network:
+            # Processes of the host have its network, so the command must not see them.
+            return View("write", tuple(mounts), managed_network=True)
         return View("host", tuple(mounts), network=policy.network, namespaces=False)
     return _ViewBuilder(policy, own, needs).view()
 
@@ -175,6 +181,7 @@ class _ViewBuilder:
             frozenset(filter(_is_marked_and_empty, map(os.path.dirname, guards))),
             bare_roots,
             self._policy.network,
+            self._policy.managed_network,
         )
 
     @property

@@ -96,7 +96,7 @@ class NetworkDecisions:
             timeout_s: how long to wait for the client, in seconds.
 
         Returns:
-            The client's answer, kept or new; `deny` without a reason if there is none.
+            The client's answer with its `scope`, kept or new; `deny` without a reason if there is none.
         """
         if len(request.host.encode()) > MAX_HOST_BYTES:
             return _deny(f"the name of the host has more than {MAX_HOST_BYTES} bytes")
@@ -146,24 +146,27 @@ class NetworkDecisions:
             try:
                 result = await client.request("network/policyRequest", params)
             except ConnectionError:
+                if self._client is client:
+                    self.set_client(None)
                 continue
             except RpcError as error:
                 return _deny(f"the client answered with an error: {error.message}")
             decision = _read_answer(result)
-            if decision.scope == "session" or (decision.scope is None and client.extensions):
-                self._keep(target, decision)
-            return decision
+            for_session = decision.scope == "session" or (decision.scope is None and client.extensions)
+            kept = for_session and self._keep(target, decision)
+            return Decision(decision.type, decision.reason, "session" if kept else "once")
 
-    def _keep(self, target: NetworkTarget, decision: Decision) -> None:
+    def _keep(self, target: NetworkTarget, decision: Decision) -> bool:
         if decision.type == "ask":
-            return
+            return False
         answer = (decision.type, decision.reason)
         try:
             self._record(target, answer)
         except OSError as error:
             log.warning("a network decision holds for one question only", reason=str(error))
-        else:
-            keep_decision(self._kept, target, answer)
+            return False
+        keep_decision(self._kept, target, answer)
+        return True
 
 
 class _Question:
@@ -178,7 +181,7 @@ class _Question:
 def _deny(cause: str) -> Decision:
     """The decision without an answer: as in the reference without a reason."""
     log.debug("network decision without the client", cause=cause)
-    return Decision("deny")
+    return Decision("deny", scope="once")
 
 
 def _read_answer(result: Any) -> Decision:

@@ -177,6 +177,9 @@ class SessionRegistry:
             processes = inherited.pop(session_id, [])
             session.processes.inherit(processes, state.numbers)
             for process in processes:
+                if process.proxy is not None:
+                    process.proxy.serve(session.network)
+            for process in processes:
                 if process.closed:
                     closed.append(process)
             if state.ending:

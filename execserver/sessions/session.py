@@ -63,6 +63,8 @@ class Session:
         self._kept_decisions = kept_decisions or {}
         self._client: Client | None = None
         self._network: NetworkDecisions | None = None
+        self._unreported: deque[PolicyDecisionEvent] = deque(maxlen=MAX_REPORTS)
+        """Decisions of proxies that were made without a connection, oldest first."""
 
     @property
     def network(self) -> NetworkDecisions:
@@ -82,10 +84,15 @@ class Session:
         self._client = client
         if self._network is not None:
             self._network.set_client(client)
+        self._report_decisions()
 
     def _report_decision(self, event: PolicyDecisionEvent) -> None:
-        if self.attachment is not None:
-            self.attachment.report("network/policyDecision", event)
+        self._unreported.append(event)
+        self._report_decisions()
+
+    def _report_decisions(self) -> None:
+        while self._unreported and self.attachment is not None and self._client is not None:
+            self.attachment.report("network/policyDecision", self._unreported.popleft())
 
     def attach(self, sink: Sink, *, resumed: bool, extensions: bool = False) -> Attachment:
         """Send events to this connection from now on."""

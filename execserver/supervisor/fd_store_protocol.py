@@ -40,9 +40,9 @@ SERVICE = 0
 """The number of the service itself, which is no process."""
 LEDGER, ARENA, SMALL = 1, 2, 3
 """Slots of the service."""
-PROCESS, DATA, MEMORY, INPUT, STATUS, SANDBOX = 0, 1, 2, 3, 4, 16
+PROCESS, DATA, MEMORY, INPUT, STATUS, NETWORK, SANDBOX = 0, 1, 2, 3, 4, 5, 16
 """Slots of a process: pidfd and our ends of its pipes, data file, ring in memory, stdin file, the sandbox
-launcher's report, and from `SANDBOX` on the locks of its sandbox."""
+launcher's report, the control socket of its network proxy, and from `SANDBOX` on the locks of its sandbox."""
 
 EVERY_SLOT = 255
 

@@ -165,6 +165,8 @@ def test_environment_info(client: Client, endpoint: Endpoint, environment: dict[
         "httpHeaderEnvVars",
         "sandboxedFileStreaming",
         "fileWriteStreaming",
+        "networkProxyLaunch",
+        "networkProxyReviewDomains",
         "shellSnapshotV2",
     }
     assert all(isinstance(there, bool) for there in capabilities.values())

@@ -179,15 +179,93 @@ def test_three_hundred_processes_at_once(client: Client) -> None:
         assert process.wait_closed().exit_code == 137
 
 
+HTTP_VARIABLES = (
+    "HTTP_PROXY", "HTTPS_PROXY", "WS_PROXY", "WSS_PROXY", "http_proxy", "https_proxy", "ws_proxy",
+    "wss_proxy",
+    "npm_config_proxy", "npm_config_http_proxy", "npm_config_https_proxy", "NPM_CONFIG_PROXY",
+    "NPM_CONFIG_HTTP_PROXY", "NPM_CONFIG_HTTPS_PROXY", "YARN_HTTP_PROXY", "YARN_HTTPS_PROXY", "PIP_PROXY",
+    "BUNDLE_HTTP_PROXY", "BUNDLE_HTTPS_PROXY", "DOCKER_HTTP_PROXY", "DOCKER_HTTPS_PROXY",
+)  # fmt: skip
+WITHOUT_VARIABLES = ("NO_PROXY", "no_proxy", "npm_config_noproxy", "NPM_CONFIG_NOPROXY", "BUNDLE_NO_PROXY")
+
+PROXY: dict[str, Json] = {
+    "enabled": True,
+    "enableSocks5": True,
+    "enableSocks5Udp": False,
+    "allowUpstreamProxy": False,
+    "dangerouslyAllowAllUnixSockets": False,
+    "mode": "full",
+    "domains": None,
+    "unixSockets": None,
+    "allowLocalBinding": False,
+}
+
+
 @pytest.mark.statement("P14")
-def test_there_is_no_network_proxy(client: Client) -> None:
-    proxy = {"proxy": {"enabled": True}, "policyDecisionTimeoutMs": 1000}
-    failure = client.refused("process/start", client.start_params(["/bin/true"], networkProxy=proxy))
-    assert failure.code == -32600
-    proxy["policyDecisionTimeoutMs"] = 0
-    failure = client.refused("process/start", client.start_params(["/bin/true"], networkProxy=proxy))
+def test_a_network_proxy_is_named_to_every_program_by_variables(client: Client) -> None:
+    for socks, local in ((True, False), (False, True)):
+        settings = {**PROXY, "enableSocks5": socks, "allowLocalBinding": local}
+        process = client.start("/usr/bin/env", networkProxy={"proxy": settings}, env={}).wait_closed()
+        variables = dict(line.split("=", 1) for line in process.output.decode().splitlines())
+        http, other = variables["HTTP_PROXY"], variables["ALL_PROXY"]
+        assert http.startswith("http://127.0.0.1:")
+        assert other.startswith("socks5h://127.0.0.1:") if socks else other == http
+        without = "localhost,127.0.0.1,::1,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16" if local else ""
+        assert variables == {
+            **dict.fromkeys(HTTP_VARIABLES, http),
+            **dict.fromkeys(("ALL_PROXY", "all_proxy", "FTP_PROXY", "ftp_proxy"), other),
+            **dict.fromkeys(WITHOUT_VARIABLES, without),
+            "CODEX_NETWORK_PROXY_ACTIVE": "1",
+            "CODEX_NETWORK_ALLOW_LOCAL_BINDING": "1" if local else "0",
+            "NODE_USE_ENV_PROXY": "1",
+            "ELECTRON_GET_USE_PROXY": "true",
+        }
+
+
+@pytest.mark.statement("P14")
+def test_a_network_proxy_replaces_the_one_that_the_request_names(client: Client) -> None:
+    env = {"HTTP_PROXY": "http://elsewhere", "NO_PROXY": "*", "NODE_OPTIONS": "--kept"}
+    script = 'echo "${HTTP_PROXY%:*} [$NO_PROXY] $NODE_OPTIONS"'
+    process = client.shell(script, networkProxy={"proxy": PROXY}, env=env).wait_closed()
+    assert process.output == b"http://127.0.0.1 [] --kept\n"
+
+
+@pytest.mark.statement("P14")
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"policyDecisionTimeoutMs": 0}, "network policy decision callback timeout must be nonzero"),
+        (
+            {"proxy": {**PROXY, "enabled": False}},
+            "invalid network proxy config: executor-local network proxy launch requires an enabled proxy",
+        ),
+        (
+            {"proxy": {**PROXY, "domains": {"*": "deny"}}},
+            (
+                "invalid network proxy config: invalid value for network.denied_domains: * "
+                "(allowed exact hosts or scoped wildcards like *.example.com or **.example.com)"
+            ),
+        ),
+    ],
+)
+def test_a_network_proxy_with_wrong_settings_is_refused(
+    client: Client, changed: dict[str, Json], message: str
+) -> None:
+    params = client.start_params(["/bin/true"], networkProxy={"proxy": PROXY, **changed})
+    failure = client.refused("process/start", params)
+    assert (failure.code, failure.message) == (-32602, message)
+
+
+@pytest.mark.statement("P14")
+@pytest.mark.parametrize("name", ["", "x" * 257, "ü" * 129])
+def test_a_process_whose_proxy_asks_has_a_short_name(client: Client, name: str) -> None:
+    proxy: dict[str, Json] = {"proxy": PROXY, "policyDecisionTimeoutMs": 1000}
+    params = client.start_params(["/bin/true"], networkProxy=proxy, processId=name)
+    failure = client.refused("process/start", params)
     assert failure.code == -32602
-    assert failure.message == "network policy decision callback timeout must be nonzero"
+    assert failure.message == "callback-enabled process ID must be non-empty and at most 256 bytes"
+    proxy["policyDecisionTimeoutMs"] = None
+    assert client.start("/bin/true", networkProxy=proxy, processId=name).wait_closed().exit_code == 0
 
 
 @pytest.mark.statement("P15")

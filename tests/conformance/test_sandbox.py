@@ -165,7 +165,7 @@ def test_programs_can_tell_the_two_kinds_of_refusal(endpoint: Endpoint, ws: Path
 
 @pytest.mark.statement("C6")
 @pytest.mark.parametrize("permissions", [DISABLED, WORKSPACE])
-def test_a_managed_network_is_refused_in_a_sandbox(client: Client, ws: Path, permissions: Json) -> None:
+def test_a_managed_network_needs_a_proxy_in_a_sandbox(client: Client, ws: Path, permissions: Json) -> None:
     sandbox = context(permissions, cwd=ws, roots=[ws])
     params = client.start_params(["/bin/touch", str(ws / "made")], enforceManagedNetwork=True)
     failure = client.refused("process/start", {**params, "sandbox": sandbox})

@@ -26,8 +26,7 @@ APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
 DISTRIBUTIONS = {
     "acp": "agent-client-protocol",
     "agents": "openai-agents",
-    "anyio": "httpcore",  # h11 too: httpcore stands on both
-    "h11": "httpcore",
+    "anyio": "httpcore",  # which stands on it
     "jwt": "pyjwt",
     "minisweagent": "mini-swe-agent",
     "mcp_types": "mcp",  # starlette and uvicorn too: the SDK stands on them

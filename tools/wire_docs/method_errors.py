@@ -70,7 +70,7 @@ ERRORS: dict[str, MethodError] = {
         "sandbox_required",
     ),
     "ProxyUnavailable": MethodError(
-        InvalidRequest, "A network proxy was asked for, and this executor has none."
+        InternalError, "The network proxy cannot be started; nothing is started."
     ),
     "ProcessExists": MethodError(
         InvalidRequest, "The process id is taken, by a process that runs or is still kept.", "process_exists"

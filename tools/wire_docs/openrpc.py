@@ -1,8 +1,9 @@
 """The wire as an OpenRPC document: `schemas/openrpc.json`, and the answer to `rpc.discover`.
 
-OpenRPC knows requests of a client only. What else is sent stands in extensions of the document,
-whose form is that of `methods` without a result: `x-notifications` are sent by the daemon,
-`x-client-notifications` by the client. A parameter or member with `x-extension` is only for
+OpenRPC knows requests of a client only. What else is sent stands in extensions of the document:
+`x-server-requests`, in the form of `methods`, are sent by the daemon and answered by the client;
+`x-notifications`, without a result, are sent by the daemon, `x-client-notifications` by the
+client. A parameter or member with `x-extension` is only for
 connections that asked for it in `initialize`, and has no place in the array form of parameters.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from execprotocol.handshake import InitializedParams
-from execprotocol.methods import EVENTS, METHODS, Method
+from execprotocol.methods import EVENTS, METHODS, SERVER_REQUESTS, Method, ServerRequest
 from execprotocol.model import Params
 from execserver import __version__
 from tools.wire_docs.examples import Example, examples_of
@@ -40,19 +41,25 @@ that is, and only members at the end with another default may be left out; membe
 cannot be given in an array. Members of requests that are not known are \
 ignored. Paths are `file:` URIs, bytes are standard base64 with padding, numbers are integers written \
 without a fraction. Notifications of the daemon are listed in `x-notifications`, those of the client in \
-`x-client-notifications`. Error objects hold the number and a sentence; on connections that speak \
-standard JSON-RPC 2.0 their `data.code` is a name to match on, and `data.field` the parameter at fault.
+`x-client-notifications`. `x-server-requests` are requests of the daemon, which the client answers; their \
+ids are integers from 1 on each connection, in a space of their own. Error objects hold the number and a \
+sentence; on connections that speak standard JSON-RPC 2.0 their `data.code` is a name to match on, and \
+`data.field` the parameter at fault.
 """
 
 
 def openrpc_document() -> dict[str, Any]:
     """The whole document, made anew from the models."""
     shapes = [shape for method in METHODS.values() for shape in (method.params, method.result)]
+    shapes += [shape for request in SERVER_REQUESTS.values() for shape in request]
     schemas = shared_schemas([*shapes, *EVENTS.values(), *CLIENT_NOTIFICATIONS.values()], _SCHEMAS)
     document = {
         "openrpc": OPENRPC_VERSION,
         "info": {"title": "execserver", "version": __version__, "description": _ABOUT.strip()},
         "methods": [_method(method, schemas) for method in METHODS.values()],
+        "x-server-requests": [
+            _server_request(name, request, schemas) for name, request in SERVER_REQUESTS.items()
+        ],
         "x-notifications": [_notification(name, shape, schemas) for name, shape in EVENTS.items()],
         "x-client-notifications": [
             _notification(name, shape, schemas) for name, shape in CLIENT_NOTIFICATIONS.items()
@@ -79,15 +86,23 @@ def _method(method: Method, schemas: dict[str, Schema]) -> dict[str, Any]:
         "tags": [{"name": method.name.partition("/")[0] if "/" in method.name else "connection"}],
         "paramStructure": "either",
         "params": _content_descriptors(_in_order(method.params, schemas), schemas[method.params.__name__]),
-        "result": {
-            "name": result.__name__,
-            "description": description(result)[1],
-            "schema": {"$ref": _SCHEMAS + result.__name__},
-        },
+        "result": _result(result),
         "errors": [{"$ref": _ERRORS + key} for key in errors_of(method)],
     }
     examples = [_example(example) for example in examples_of(method.name)]
     return {**described, "examples": examples} if examples else described
+
+
+def _result(shape: Any) -> dict[str, Any]:
+    return {
+        "name": shape.__name__,
+        "description": description(shape)[1],
+        "schema": {"$ref": _SCHEMAS + shape.__name__},
+    }
+
+
+def _server_request(name: str, request: ServerRequest, schemas: dict[str, Schema]) -> dict[str, Any]:
+    return {**_notification(name, request.params, schemas), "result": _result(request.result)}
 
 
 def _example(example: Example) -> dict[str, Any]:

@@ -39,6 +39,12 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     yield "## Methods\n"
     for method in document["methods"]:
         yield from _method(method, schemas, errors)
+    yield "## Requests of the server\n\nRequests that the daemon sends, and the client answers.\n"
+    for request in document["x-server-requests"]:
+        yield f"### `{request['name']}` (request of the server)\n"
+        yield request["description"] + "\n"
+        yield from _parameters(request["params"])
+        yield from _result(request, schemas)
     yield "## Events\n\nNotifications that the daemon sends.\n"
     for event in document["x-notifications"]:
         yield from _notification(event)
@@ -46,7 +52,8 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     for notification in document["x-client-notifications"]:
         yield from _notification(notification)
     yield "## Objects\n\nWhat the members above refer to.\n"
-    results = {_target(method["result"]["schema"]) for method in document["methods"]}
+    requests = [*document["methods"], *document["x-server-requests"]]
+    results = {_target(request["result"]["schema"]) for request in requests}
     for name, schema in schemas.items():
         if name not in results or name == "EnvironmentInfo":
             yield from _object(name, schema)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from execprotocol.methods import EVENTS, METHODS
+from execprotocol.methods import EVENTS, METHODS, SERVER_REQUESTS
 from execserver.rpc.codec import encode_json
 from tools.wire_docs.error_object import ErrorObject
 from tools.wire_docs.generated import split_check, write_or_check
@@ -33,6 +33,10 @@ def message_schemas() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{name}.result.json", message_schema(f"{method.name} result", method.result)
     for event, shape in EVENTS.items():
         yield f"events/{event.replace('/', '.')}.json", message_schema(event, shape)
+    for name, request in SERVER_REQUESTS.items():
+        path = f"server-requests/{name.replace('/', '.')}"
+        yield f"{path}.params.json", message_schema(f"{name} params", request.params)
+        yield f"{path}.result.json", message_schema(f"{name} result", request.result)
     for name, model in CLIENT_NOTIFICATIONS.items():
         yield f"notifications/{name}.json", message_schema(name, model)
     yield "error.json", message_schema("error", ErrorObject)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Never
 
 from execclient import arguments
-from execclient.arguments import AnyPath, Sandbox
+from execclient.arguments import AnyPath, Network, Sandbox
 from execclient.connection.address import target
 from execclient.connection.connection import Json
 from execclient.environment_policy import EnvironmentPolicy, Inherit
@@ -19,6 +19,7 @@ from execclient.process import Process
 from execclient.results import ProcessInfo, RunResult
 from execclient.run import IfExists, Limits, Run, Starter, StartOptions
 from execclient.session.inbox import Inbox
+from execclient.session.network import NetworkAnswers, NetworkHandlers, OnNetworkDecision, OnNetworkRequest
 from execclient.session.session import Session
 from execprotocol.path_uri import parse_path_uri
 
@@ -103,6 +104,7 @@ class Executor:
         idle_timeout: float | None = None,
         grace: float = 0.0,
         sandbox: Sandbox | None = None,
+        network: Network | None = None,
         max_output_bytes: int | None = None,
         check: bool = False,
     ) -> RunResult:
@@ -122,27 +124,27 @@ class Executor:
             timeout: seconds until the command and its descendants are killed; the result is then `timed_out`.
             idle_timeout: the same for seconds without output and without input.
             grace: seconds between SIGTERM to the process group and the kill, at either limit.
-            sandbox: a policy, `ReadOnly()` or `WorkspaceWrite(…)`, with `cwd` as the workspace; or the form
-                of the wire (`docs/protocol.md`, "Sandbox context"). A server that cannot confine refuses.
+            sandbox: as `ReadOnly()`, with `cwd` as the workspace, or as on the wire; enforced or refused.
+            network: the hosts that it may reach, `NetworkAccess(…)`; without it, as the sandbox says.
             max_output_bytes: output kept of each stream and of both together: half from the beginning, half
                 from the end. The result counts the bytes left out.
             check: raise `CommandFailed` unless the command exits with 0, in time.
 
         Raises:
             SystemFailure: the command could not be started.
-            OutputGap: some output was lost; the exception has the `result`.
-            CommandFailed: with `check`; the exception has the `result`.
+            OutputGap, CommandFailed: output was lost; or with `check`. The exception has the `result`.
             CommandNotRun: the sandbox failed before the command began.
             Unsupported: the server does not serve `size` or `grace`, or cannot end an `input`.
             OutcomeUnknown, SessionLost, ExecutorClosed: the outcome is unknown. The first is caused by old
                 servers, and by a loss of the connection that outlasts the daemon's `--process-ttl`.
-            TypeError, ValueError: an argument or a variable is not text, or not UTF-8, or the workspace of a
-                sandbox is `/`; nothing was started.
+            TypeError, ValueError: an argument is not valid; the message names it. Nothing was started.
         """
         limit = arguments.count(max_output_bytes, "max_output_bytes", none="keeps everything")
         limits = Limits.of(timeout, idle_timeout, grace)
         pipe = input is not None
-        options = StartOptions(argv, cwd, env, inherit, tty, size, pipe, limits, "fail", sandbox, new_id=True)
+        options = StartOptions(
+            argv, cwd, env, inherit, tty, size, pipe, limits, "fail", sandbox, network, new_id=True
+        )
         # Checked before the start: a command that waits for the rest of an invalid input waits for ever.
         data = None if input is None else arguments.data(input, "input")
         if data is not None and not tty:
@@ -165,6 +167,7 @@ class Executor:
         grace: float = 0.0,
         if_exists: IfExists = "fail",
         sandbox: Sandbox | None = None,
+        network: Network | None = None,
         arg0: str | None = None,
         shell_snapshot: str | None = None,
         buffer_bytes: int | None = BUFFER_BYTES,
@@ -187,6 +190,7 @@ class Executor:
                 way, return that process, with its output from the first byte. So the start can be sent
                 again after a lost connection, as one without an `id` is.
             sandbox: a policy, with `cwd` as the workspace; or the form of the wire.
+            network: the hosts that the process may reach.
             arg0: the name that the program sees in place of `argv[0]`.
             shell_snapshot: for `[shell, "-lc", script]`: the state that the profile leaves is restored
                 instead of running the profile again, where the script cannot tell the difference
@@ -205,7 +209,7 @@ class Executor:
         inbox = Inbox(arguments.new_id() if id is None else id, _buffer(buffer_bytes))
         limits = Limits.of(timeout, idle_timeout, grace)
         options = StartOptions(
-            argv, cwd, env, inherit, tty, size, stdin, limits, if_exists, sandbox, arg0, new_id=id is None
+            argv, cwd, env, inherit, tty, size, stdin, limits, if_exists, sandbox, network, arg0, id is None
         )
         options = options._replace(shell_snapshot=shell_snapshot)
         return await self._starter.start(inbox, options, self._starter.deadlines(inbox, options))
@@ -373,6 +377,14 @@ class connect:  # noqa: N801 - called like a function, as `open`
             server listens on this machine: behind a socket that ssh forwards, give a time.
         client_name: the client's name in the daemon's log.
         allow_insecure_token: send the token unencrypted to another machine, too.
+        on_network_request: decides on hosts that a command wants to reach and that its `network` neither
+            allows nor denies; without it these are denied. It gets a `NetworkRequest` and returns
+            True or False, which hold for the same protocol, host and port in the session; or a `Decision` of
+            `execprotocol.network`, such as `Decision("allow", scope="once")` for one question. It is called
+            on the event loop or is asynchronous, then several may run at a time. If it raises, the host is
+            denied. It is not told if the command stops waiting.
+        on_network_decision: called with each `NetworkDecision`, in order, one at a time; may be asynchronous.
+            After a lost connection it gets the newest 256 of the meantime.
 
     Raises:
         UnsupportedUrl: the URL is of another kind, or does not go with the other arguments.
@@ -402,6 +414,8 @@ class connect:  # noqa: N801 - called like a function, as `open`
         executor_key_sha256: str | None = None,
         key_file: AnyPath | None = None,
         allow_insecure_token: bool = False,
+        on_network_request: OnNetworkRequest | None = None,
+        on_network_decision: OnNetworkDecision | None = None,
     ) -> None:
         self._target = partial(
             target,
@@ -424,6 +438,7 @@ class connect:  # noqa: N801 - called like a function, as `open`
             session_id=session_id,
             keep=keep,
         )
+        self._handlers = NetworkHandlers(on_network_request, on_network_decision)
         self._ttl = arguments.time_to_live(ttl)
         self._resumes = session_id is not None
         self._executor: Executor | None = None
@@ -461,7 +476,7 @@ class connect:  # noqa: N801 - called like a function, as `open`
         found = self._target()
         if self._ttl is not None and not found.recoverable:
             raise UnsupportedUrl(f"ttl= does not go with {found.url}: the daemon ends with the connection")
-        session = self._session(found)
+        session = self._session(found, network=NetworkAnswers(self._handlers))
         initialized = await session.open()
         if self._ttl is not None:
             try:

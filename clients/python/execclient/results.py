@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from pybase64 import b64decode
+
+if TYPE_CHECKING:
+    from execprotocol.network import NetworkProtocol
 
 TIMED_OUT = 124
 """The exit code of a process that a time limit has ended, as in `timeout(1)`."""
@@ -152,6 +155,64 @@ class Page:
             failure=result.get("failure"),
             denial=result.get("denial"),
             ended_with_sandbox=result.get("endedWithSandbox"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkRequest:
+    """A host that a command wants to reach, and that its settings neither allow nor deny."""
+
+    process_id: str
+    """The process of the command."""
+    protocol: NetworkProtocol
+    """How the command asked: `http` is a plain request, `https_connect` is CONNECT."""
+    host: str
+    """Its name in lower case, or its IP address."""
+    port: int
+
+    @classmethod
+    def decode(cls, params: Mapping[str, Any]) -> Self:
+        """The parameters of `network/policyRequest`."""
+        request = params["request"]
+        return cls(params["processId"], request["protocol"], request["host"], request["port"])
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkDecision:
+    """A decision of the network proxy of a command."""
+
+    process_id: str
+    """The process of the command."""
+    timestamp: str
+    """When, in UTC, as RFC 3339."""
+    decision: Literal["allow", "deny", "ask"]
+    """Everything but `allow` denies."""
+    source: str
+    """What decided: `decider`, which is the client; `baseline_policy`, the settings; or another part."""
+    reason: str
+    """Why, such as `not_allowed`; the client's own words if it decided."""
+    protocol: NetworkProtocol
+    host: str
+    port: int
+    method: str | None
+    """The HTTP method; None with SOCKS5."""
+    policy_override: bool
+    """Whether the client decided otherwise than the settings."""
+
+    @classmethod
+    def decode(cls, params: Mapping[str, Any]) -> Self:
+        """The parameters of `network/policyDecision`."""
+        return cls(
+            process_id=params["processId"],
+            timestamp=params["timestamp"],
+            decision=params["decision"],
+            source=params["source"],
+            reason=params["reason"],
+            protocol=params["protocol"],
+            host=params["host"],
+            port=params["port"],
+            method=params.get("method"),
+            policy_override=params["policyOverride"],
         )
 
 

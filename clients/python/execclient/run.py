@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, Self
 
 from execclient import arguments
-from execclient.arguments import AnyPath, Sandbox
+from execclient.arguments import AnyPath, Network, Sandbox
 from execclient.connection.connection import Json
 from execclient.deadlines import Deadlines
 from execclient.environment_policy import EnvironmentPolicy, Inherit
@@ -30,6 +30,7 @@ from execclient.process_input import sending
 from execclient.results import TIME_LIMITS, TIMED_OUT, RunResult
 from execclient.run_output import RunOutput
 from execclient.session.inbox import Inbox
+from execclient.session.network import NetworkHandlers
 from execclient.session.session import Session
 from execclient.shells import shell_type_of
 
@@ -73,6 +74,7 @@ class StartOptions(NamedTuple):
     limits: Limits
     if_exists: IfExists
     sandbox: Sandbox | None
+    network: Network | None = None
     arg0: str | None = None
     new_id: bool = False
     """Whether no other process can have the id, so that the start may be sent twice."""
@@ -99,6 +101,7 @@ class Starter:
         session = self.session
         params = self._params(inbox.id, options)
         known = inbox.key in session.inboxes
+        self._serve_network(inbox, options)
         attach = options.if_exists == "attach"
         repeatable = attach or (options.new_id and "process/start.ifExists" in session.capabilities)
         if not attach:
@@ -117,6 +120,7 @@ class Starter:
             session.inboxes.forget(inbox)  # it may have missed events of the first start
         if attach or repeated:
             await session.attach(inbox)
+            self._serve_network(inbox, options)
         if deadlines is not None:
             deadlines.begin()
         process = Process(
@@ -132,6 +136,12 @@ class Starter:
         )
         process.snapshot_obstacle = result.get("snapshotObstacle")
         return process
+
+    def _serve_network(self, inbox: Inbox, options: StartOptions) -> None:
+        """Let the network of a process answer questions about its hosts, if it can."""
+        network = options.network
+        if network is not None and hasattr(network, "decide") and hasattr(network, "report"):
+            self.session.network.serve(inbox.id, NetworkHandlers(network.decide, network.report))
 
     async def _call(self, params: Mapping[str, Json], *, repeatable: bool, new_id: bool) -> tuple[Json, bool]:
         """The response to a start, and whether it was sent more than once (`docs/protocol.md`, H45)."""
@@ -197,6 +207,10 @@ class Starter:
             context = arguments.sandbox(options.sandbox, self.absolute_cwd(options))
             if context is not None:
                 params["sandbox"] = context
+        if options.network is not None:
+            params["networkProxy"] = arguments.network(options.network)
+            if "sandbox" in params:  # else there is nothing that could enforce it
+                params["enforceManagedNetwork"] = True
         if options.arg0 is not None:
             params["arg0"] = arguments.text(options.arg0, "arg0")
         if options.shell_snapshot is not None:

@@ -43,6 +43,7 @@ from execclient.output_text import MAX_LINE, LineOptions, begun
 from execclient.process_control import deprecated_scope, described, late
 from execclient.process_input import Communication
 from execclient.results import Chunk, Line, TextChunk
+from execprotocol.daemon_thread import run_in_daemon_thread
 
 __all__ = ["Executor", "FileSystem", "LineStream", "Process", "TextStream", "connect"]
 
@@ -120,6 +121,13 @@ def _ours(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
+_HANDLERS = ("on_network_request", "on_network_decision")
+
+
+def _in_a_thread(handler: Callable[[Any], T]) -> Callable[[Any], Coroutine[Any, Any, T]]:
+    return lambda given: run_in_daemon_thread(handler, given)
+
+
 async def _kill(process: core.Process) -> None:
     await process.kill()
 
@@ -129,8 +137,12 @@ def _connecting(open_: Callable[P, AbstractAsyncContextManager[core.Executor]]) 
         """Open a session with a daemon, with the arguments of `execclient.connect`.
 
         The result is open already. Leaving it as a context manager, or `Executor.close`, ends the session as
-        leaving the block of `execclient.connect` does.
+        leaving the block of `execclient.connect` does. Handlers are called in threads of their own, and may
+        block and make calls.
         """
+        for name in _HANDLERS:
+            if (handler := kwargs.get(name)) is not None:
+                kwargs[name] = _in_a_thread(cast("Callable[[Any], object]", handler))
         thread = LoopThread(lambda: open_(*args, **kwargs))
         try:
             return Executor(thread, thread.enter())

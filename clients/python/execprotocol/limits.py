@@ -89,6 +89,9 @@ MAX_HTTP_STREAMS = 128
 MAX_HTTP_EXCHANGES = 1024
 """Connections to servers, for all clients together: most descriptors are reserved for processes."""
 
+MAX_ASKING_NAME_BYTES = 256
+"""Of the name of a process whose network proxy asks the client."""
+
 MAX_HOST_BYTES = 253
 """Of the name of a host, as in DNS."""
 

@@ -1,4 +1,4 @@
-"""The table of methods, with parameters, results and scheduling, and the table of events.
+"""The tables of methods, with parameters, results and scheduling, of events, and of requests of the server.
 
 `counted` methods take a slot of `--concurrent-requests`; the others never wait for one
 (`docs/protocol.md`, "Request scheduling").
@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from execprotocol import environment, filesystem, handshake, http, process
+from execprotocol import environment, filesystem, handshake, http, network, process
 from execprotocol.model import Params
 
 
@@ -223,6 +223,19 @@ EVENTS: dict[str, Any] = {
     "process/closed": process.ClosedEvent,
     "fs/missingChanged": filesystem.MissingChangedEvent,
     "http/request/bodyDelta": http.BodyDeltaEvent,
+    "network/policyDecision": network.PolicyDecisionEvent,
+}
+
+
+class ServerRequest(NamedTuple):
+    """A request of the server, which the client answers."""
+
+    params: type[Params]
+    result: type[Params]
+
+
+SERVER_REQUESTS: dict[str, ServerRequest] = {
+    "network/policyRequest": ServerRequest(network.PolicyRequestParams, network.PolicyRequestResult),
 }
 
 

@@ -31,7 +31,7 @@ class ProxySettings(Params):
     """What the proxy of a process permits."""
 
     enabled: bool = False
-    """Whether there is a proxy; false is the same as no `networkProxy`."""
+    """Whether there is a proxy; false is refused."""
 
     enable_socks5: bool = False
     """Whether it also speaks SOCKS5, on a port of its own."""
@@ -99,7 +99,7 @@ class PolicyRequestParams(Params):
     """The client's name for the process."""
 
     request: NetworkRequest
-    """The host."""
+    """The host, and how the command asked for it."""
 
 
 class Decision(Params):
@@ -149,10 +149,10 @@ class PolicyDecisionEvent(TypedDict):
     """How the command asked."""
 
     host: str
-    """The host."""
+    """The host that the command asked for."""
 
     port: int
-    """Its port."""
+    """The port that the command asked for."""
 
     method: str | None
     """The HTTP method; null with SOCKS5."""

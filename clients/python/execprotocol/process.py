@@ -27,7 +27,6 @@ from execprotocol.sandbox import SandboxContext
 
 Stream = Literal["stdout", "stderr", "pty"]
 SandboxType = Literal["none", "linuxSeccomp", "linuxLandlock", "macosSeatbelt"]
-SandboxBackend = Literal["none", "bubblewrap", "landlock", "seccomp", "seatbelt"]
 ExitCode = Annotated[int, Meta(ge=0, le=255)]
 ExitCause = Literal[
     "normal",
@@ -237,14 +236,15 @@ class StartParams(Params):
     """What the process may access; null means no limit. Limits that cannot be enforced are refused."""
 
     enforce_managed_network: bool = False
-    """Whether the network of a sandbox is limited to `managedNetwork`, by a proxy, which this executor does
-    not have: refused with a sandbox, without effect without one."""
+    """Whether `networkProxy` is the only way out of the sandbox, whatever the sandbox says of the network.
+    Needs `networkProxy`; without effect without a sandbox."""
 
     managed_network: ManagedNetwork | None = None
     """What stays reachable in such a network; null means nothing. Without effect in this version."""
 
     network_proxy: NetworkProxy | None = None
-    """A proxy for the process; only null is served (see `capabilities` of `environment/info`)."""
+    """A network proxy for the process, which variables name to its programs; null for none. Without
+    `enforceManagedNetwork` programs may ignore it."""
 
     shell_snapshot: ShellSnapshot | None = None
     """A request to restore the state of a login shell instead of running the account's profile again. The
@@ -286,9 +286,10 @@ class StartResult(TypedDict):
     """`none` without a sandbox context, else the kind of sandbox of this platform: `linuxSeccomp`, also if
     the context limits nothing. Only connections with extensions get `linuxLandlock`."""
 
-    sandboxBackend: NotRequired[Annotated[SandboxBackend, EXTENSION]]
-    """The mechanism that enforces the sandbox; `none` if there is nothing to enforce. Only with a sandbox
-    context."""
+    sandboxBackend: NotRequired[Annotated[str, EXTENSION]]
+    """The mechanism that enforces the sandbox: `bubblewrap`, `landlock`, `seccomp`, `seatbelt`, or the name
+    of a backend that the daemon's operator has added; `none` if there is nothing to enforce. Only with a
+    sandbox context."""
 
     pid: NotRequired[Annotated[int, EXTENSION]]
     """The process id of the leader on the executor, which is also the id of its process group. With a

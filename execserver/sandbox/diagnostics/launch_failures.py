@@ -38,7 +38,7 @@ def explain(text: str, bubblewrap: str, proc: str = "/proc") -> LaunchFailure:
         bubblewrap: the path of bubblewrap.
         proc: the path of procfs.
     """
-    error = _last_line(text)
+    error = last_line(text)
     if "unknown option" in text.lower():
         return LaunchFailure(f"bubblewrap is too old: {error}", INSTALL)
     if "setuid version" in text:
@@ -145,7 +145,7 @@ def _limit(kind: str) -> str:
     return f"user/max_{kind}_namespaces"
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
     """The last line, in which bubblewrap reports its error; bounded, for error messages."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "".join(char if char.isprintable() else "?" for char in lines[-1])[:300] if lines else "no message"

@@ -19,8 +19,6 @@ from execserver.sandbox.policy import Policy
 
 VERSION: Literal[1] = 1
 
-Backend = Literal["bubblewrap", "landlock", "seccomp", "seatbelt"]
-
 
 class MountPoint(msgspec.Struct, frozen=True):
     """A mount point in a workspace: a folder made for the purpose, or a foreign one (`held.py`)."""
@@ -40,7 +38,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The recovery state of a sandbox."""
 
     version: Literal[1]
-    backend: Backend
+    backend: str
     namespaces: bool
     cwd: str
     policy: Policy

@@ -7,6 +7,7 @@ import pytest
 from execclient import OutputGap, Process, SessionLost, TextChunk
 from execclient.connection.address import UnixTarget
 from execclient.session.inbox import Inbox
+from execclient.session.network import NetworkAnswers, NetworkHandlers
 from execclient.session.session import Session
 
 TEXT = "aß€𝄞z"
@@ -22,7 +23,11 @@ def process(*pieces: tuple[str, bytes], lost_before: int | None = None) -> Proce
         inbox.push("process/output", {"seq": index + 1, "stream": stream, "chunk": chunk, **lost})
     inbox.push("process/closed", {"seq": len(pieces) + 1})
     never_opened = Session(
-        UnixTarget("unix:///none", "/none"), call_timeout=1.0, recovery_timeout=1.0, client_name=""
+        UnixTarget("unix:///none", "/none"),
+        call_timeout=1.0,
+        recovery_timeout=1.0,
+        client_name="",
+        network=NetworkAnswers(NetworkHandlers()),
     )
     return Process(never_opened, inbox)
 

@@ -14,7 +14,7 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT7
 
 from execprotocol.errors import RpcError
-from execprotocol.methods import EVENTS, METHODS
+from execprotocol.methods import EVENTS, METHODS, SERVER_REQUESTS
 from execserver import __version__
 from tests.support.schemas import params_schema, result_schema, schema_of
 from tools.wire_docs.method_errors import ERRORS
@@ -82,6 +82,7 @@ def test_a_broken_document_is_not(document: dict[str, Any], meta_schema: Draft7V
 
 def test_every_method_and_event_is_there(document: dict[str, Any]) -> None:
     assert [method["name"] for method in document["methods"]] == list(METHODS)
+    assert [request["name"] for request in document["x-server-requests"]] == list(SERVER_REQUESTS)
     assert [event["name"] for event in document["x-notifications"]] == list(EVENTS)
     assert [item["name"] for item in document["x-client-notifications"]] == ["initialized"]
     assert document["info"]["version"] == __version__

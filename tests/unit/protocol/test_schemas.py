@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from execprotocol.errors import InvalidParams
-from execprotocol.methods import EVENTS, METHODS
+from execprotocol.methods import EVENTS, METHODS, SERVER_REQUESTS
 from execserver.rpc.params import decode_params
 from tests.support.schemas import SCHEMAS as FOLDER
 from tests.support.schemas import params_schema, result_schema, schema_of
@@ -250,9 +250,10 @@ def test_a_wrong_command_line_is_told(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_every_message_has_a_file() -> None:
     names = {path.relative_to(FOLDER).as_posix() for path in FILES}
-    methods = {method.replace("/", ".") for method in METHODS}
+    requests = [method.replace("/", ".") for method in METHODS]
+    requests += [f"server-requests/{name.replace('/', '.')}" for name in SERVER_REQUESTS]
     assert names == (
-        {f"{method}.{part}.json" for method in methods for part in ("params", "result")}
+        {f"{request}.{part}.json" for request in requests for part in ("params", "result")}
         | {f"events/{event.replace('/', '.')}.json" for event in EVENTS}
         | {"notifications/initialized.json", "error.json"}
     )

@@ -34,8 +34,8 @@ def test_kinds_are_told_by_their_members() -> None:
     assert codec.decode(b'{"id":1,"method":"m"}') == Request(1, "m", None)
     assert codec.decode(b'{"id":"","method":"m","result":{}}') == Request("", "m", None)
     assert codec.decode(b'{"method":"m","params":5}') == Notification("m")
-    assert codec.decode(b'{"id":1,"result":null}') == Response(1)
-    assert codec.decode(b'{"id":-1,"error":{}}') == Response(-1)
+    assert codec.decode(b'{"id":1,"result":null}') == Response(1, None, None, False)
+    assert codec.decode(b'{"id":-1,"error":{}}') == Response(-1, None, {}, True)
 
 
 @pytest.mark.parametrize("number", [0, -1, 2**63 - 1, -(2**63)])

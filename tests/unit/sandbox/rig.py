@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from execserver.launch_spec import LaunchSpec
-from execserver.sandbox import bubblewrap, state_folder
-from execserver.sandbox.backends import BubblewrapConfinement, HostPrograms
-from execserver.sandbox.bare_roots import BareRoots
+from execserver.sandbox import state_folder
+from execserver.sandbox.backend import Sandbox, Sources
+from execserver.sandbox.backends import BackendConfinement, Bubblewrap
+from execserver.sandbox.bare_roots import BareRoots, WatchedRoots
 from execserver.sandbox.devices import Devices
-from execserver.sandbox.mount_points.registry import MountPoints
+from execserver.sandbox.mount_points.registry import Lease, MountPoints
 from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import Access, Glob, Policy, Rule, depth
 from execserver.sandbox.view import RequiredPaths, View, build_view
 
 READ, WRITE, DENY = Access.READ, Access.WRITE, Access.DENY
 
-TOOLS = HostPrograms("/usr/bin/bwrap", "/usr/bin/setsid", "/bin/bash")
+BUBBLEWRAP = Bubblewrap("/usr/bin/bwrap")
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -61,7 +62,7 @@ class Rig:
     def __init__(self, state: Path) -> None:
         self.state = str(state)
         state.mkdir(mode=0o700)
-        self.sources = bubblewrap.Sources(
+        self.sources = Sources(
             state_folder.empty_file(self.state),
             state_folder.empty_folder(self.state),
             Devices(self.state).folder(),
@@ -75,6 +76,19 @@ class Rig:
 
     def build_view(self, limits: Policy, *, cwd: str | None = "/", own: DaemonPaths | None = None) -> View:
         return build_view(limits, own or self.own, RequiredPaths(cwd, "/bin/sh"))
+
+    def confine(
+        self,
+        limits: Policy,
+        view: View,
+        cwd: str | Path = "/",
+        *,
+        lease: Lease | None = None,
+        watched: WatchedRoots | None = None,
+    ) -> BackendConfinement:
+        """The confinement of one command, by bubblewrap."""
+        sandbox = Sandbox(view=view, sources=self.sources, bash="/bin/bash", setsid="/usr/bin/setsid")
+        return BackendConfinement(limits, str(cwd), "bubblewrap", BUBBLEWRAP, sandbox, lease, watched)
 
     def run(
         self,
@@ -91,9 +105,7 @@ class Rig:
         view = self.build_view(limits, cwd=str(cwd), own=own)
         lease = self.mount_points.acquire(view.mount_points) if view.mount_points else None
         watched = self.bare_roots.watch(view.bare_roots)
-        confinement = BubblewrapConfinement(
-            limits, view, str(cwd), lease, TOOLS, self.sources, watched=watched
-        )
+        confinement = self.confine(limits, view, cwd, lease=lease, watched=watched)
         try:
             wrapped = confinement.wrap(
                 LaunchSpec(

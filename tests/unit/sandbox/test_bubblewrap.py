@@ -7,7 +7,8 @@ from typing import Literal
 
 import pytest
 
-from execserver.sandbox.bubblewrap import MAX_ARGUMENTS, SandboxedCommand, Sources, arguments, options
+from execserver.sandbox.backend import Sources
+from execserver.sandbox.bubblewrap import MAX_ARGUMENTS, SandboxedCommand, arguments, options
 from execserver.sandbox.view import Bind, Mask, Mount, Symlink, Tmpfs, View
 
 SOURCES = Sources("/state/file", "/state/folder")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from execserver.launch_spec import LaunchSpec
-from execserver.sandbox import bubblewrap
-from execserver.sandbox.backends import BubblewrapConfinement, HostPrograms, ThreadConfinement, needs_own_name
+from execserver.sandbox.backend import Sandbox, Sources, needs_own_name
+from execserver.sandbox.backends import BackendConfinement, Landlock, SeccompOnly
 from execserver.sandbox.policy import Policy
 from execserver.sandbox.view import View
-from tests.unit.sandbox.rig import PATH, READ, TOOLS, WRITE, Rig, policy, workspace
+from tests.unit.sandbox.rig import PATH, READ, WRITE, Rig, policy, workspace
 
 OFFLINE = Policy(unrestricted=True, network=False)
 
@@ -29,11 +29,9 @@ def command(
     return LaunchSpec(program, arguments, "/", {"PATH": PATH} if environment is None else environment, tty)
 
 
-def bubblewrapped(
-    rig: Rig, limits: Policy | None = None, tools: HostPrograms = TOOLS
-) -> BubblewrapConfinement:
+def bubblewrapped(rig: Rig, limits: Policy | None = None) -> BackendConfinement:
     limits = limits or policy(("/", READ))
-    return BubblewrapConfinement(limits, rig.build_view(limits), "/", None, tools, rig.sources)
+    return rig.confine(limits, rig.build_view(limits))
 
 
 def close(wrapped: LaunchSpec) -> None:
@@ -41,9 +39,9 @@ def close(wrapped: LaunchSpec) -> None:
         os.close(fd)
 
 
-def line(rig: Rig, given: LaunchSpec, tools: HostPrograms = TOOLS) -> Sequence[str]:
+def line(rig: Rig, given: LaunchSpec) -> Sequence[str]:
     """The command line inside."""
-    wrapped = bubblewrapped(rig, tools=tools).wrap(given)
+    wrapped = bubblewrapped(rig).wrap(given)
     close(wrapped)
     return wrapped.arguments[wrapped.arguments.index("--") + 1 :]
 
@@ -129,7 +127,7 @@ def test_a_name_that_is_not_the_programs_own_needs_a_tool(given: LaunchSpec, own
 def test_a_command_line_is_that_of_the_command(rig: Rig) -> None:
     assert line(rig, command("sh", "a", "")) == ("sh", "a", "")
     assert line(rig, command("/bin/sh", "a")) == ("/bin/sh", "a")
-    assert line(rig, command("-sh", "a"), HostPrograms("/usr/bin/bwrap", None, "/bin/bash")) == (
+    assert line(rig, command("-sh", "a")) == (
         *("/bin/bash", "-p", "-c", 'exec -a "$0" -- "$@"', "-sh", "/bin/sh", "a"),
     )
 
@@ -202,7 +200,7 @@ def test_mount_points_are_given_back_once_and_again(rig: Rig, base: Path) -> Non
     view = rig.build_view(limits)
     lease = rig.mount_points.acquire(view.mount_points)
     assert len(os.listdir(ws)) == 4
-    confinement = BubblewrapConfinement(limits, view, "/", lease, TOOLS, rig.sources)
+    confinement = rig.confine(limits, view, lease=lease)
     confinement.release()
     assert os.listdir(ws) == []
     confinement.release()
@@ -214,9 +212,7 @@ def test_a_mount_source_that_is_gone_lets_nothing_run(rig: Rig, base: Path) -> N
     limits = policy(("/", READ), (ws, WRITE))
     view = rig.build_view(limits)
     ws.rmdir()
-    wrapped = BubblewrapConfinement(limits, view, "/", None, TOOLS, rig.sources).wrap(
-        command("sh", "-c", f"echo ran > {base}/ran")
-    )
+    wrapped = rig.confine(limits, view).wrap(command("sh", "-c", f"echo ran > {base}/ran"))
     done = subprocess.run(
         wrapped.arguments,
         executable=wrapped.program,
@@ -237,10 +233,14 @@ def test_a_mount_source_that_is_gone_lets_nothing_run(rig: Rig, base: Path) -> N
 
 
 def test_limits_of_a_thread_leave_the_command_as_it_is(rig: Rig) -> None:
-    for limits, backend in ((OFFLINE, "seccomp"), (policy(("/", READ)), "landlock")):
-        confinement = ThreadConfinement(limits, View("read", ()), "/", rig.own)
+    for limits, seen, backend in (
+        (OFFLINE, View("host", ()), SeccompOnly()),
+        (policy(("/", READ)), View("read", ()), Landlock(rig.own)),
+    ):
+        sandbox = Sandbox(view=seen, sources=rig.sources)
+        confinement = BackendConfinement(limits, "/", "its name", backend, sandbox)
         wrapped = confinement.wrap(command("name", "x", environment={"A": "1"}))
-        assert confinement.backend == backend
+        assert confinement.backend == "its name"
         assert not confinement.namespaces
         assert (wrapped.program, wrapped.arguments, wrapped.environment) == (
             "/bin/sh",
@@ -253,6 +253,6 @@ def test_limits_of_a_thread_leave_the_command_as_it_is(rig: Rig) -> None:
 
 
 def test_sources_of_masks_are_empty_and_closed(rig: Rig) -> None:
-    assert isinstance(rig.sources, bubblewrap.Sources)
+    assert isinstance(rig.sources, Sources)
     for path in (rig.sources.empty_file, rig.sources.empty_folder):
         assert os.stat(path).st_mode & 0o7777 == 0

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from execserver.sandbox import bubblewrap, seccomp
+from execserver.sandbox.backend import Sources
 from execserver.sandbox.bubblewrap import SealedProgram, memory_file
 from execserver.sandbox.diagnostics.probe import probe
 from execserver.sandbox.state_folder import empty_file, empty_folder
@@ -73,7 +74,7 @@ def attack(tmp_path: Path) -> Attack:
     """Run a script in a read-only sandbox with the network on."""
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
-    sources = bubblewrap.Sources(empty_file(str(state)), empty_folder(str(state)))
+    sources = Sources(empty_file(str(state)), empty_folder(str(state)))
     made = bubblewrap.options(View("read", (), network=True), sources, root_user=os.geteuid() == 0)
 
     def run(program: str, filtering: bytes, script: str) -> subprocess.CompletedProcess[str]:
@@ -208,9 +209,10 @@ def test_a_bubblewrap_in_which_the_first_process_can_be_traced_does_not_confine(
     wrapper.write_text(
         "import os, sys\n"
         "words = os.read(int(sys.argv[2]), 1 << 20).decode().split('\\0')[:-1]\n"
+        "os.close(int(sys.argv[2]))\n"
         f"filtering = {NO_LIMITS!r}\n"
-        "fd = os.memfd_create('filter', 0); os.write(fd, filtering); os.lseek(fd, 0, 0)\n"
-        "if '--unshare-net' not in words: words[words.index('--seccomp') + 1] = str(fd)\n"
+        "fd = os.memfd_create('filter'); os.write(fd, filtering); os.lseek(fd, 0, 0)\n"
+        "if '--unshare-net' not in words: os.dup2(fd, int(words[words.index('--seccomp') + 1]))\n"
         f"os.execv({str(private)!r}, ['bwrap', *words, *sys.argv[sys.argv.index('--'):]])\n"
     )
     program = tmp_path / "fake"

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ import pytest
 from execprotocol.errors import InvalidRequest
 from execserver.launch_spec import LaunchSpec
 from execserver.sandbox import landlock, sandboxes, seatbelt, state_folder, view
-from execserver.sandbox.backends import BubblewrapConfinement, ThreadConfinement
+from execserver.sandbox.backends import BackendConfinement
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.diagnostics.probe import ProbeResult, probe
 from execserver.sandbox.disk import writable_inside
@@ -84,7 +83,8 @@ def run(confinement: Confinement, script: str) -> subprocess.CompletedProcess[st
 def test_a_command_is_confined_and_nothing_is_left_of_that(make: Make, base: Path, ws: Path) -> None:
     boxes = make()
     confinement = boxes.prepare(workspace(ws), command())
-    assert isinstance(confinement, BubblewrapConfinement)
+    assert isinstance(confinement, BackendConfinement)
+    assert confinement.backend == "bubblewrap"
     assert sorted(os.listdir(ws)) == [".agents", ".aws", ".codex", ".git"]
     ran = run(confinement, f"echo 1 > {ws}/n; echo 1 > {base}/n; ls -A {base}/state")
     boxes.release(confinement)
@@ -375,7 +375,7 @@ def test_a_probe_is_repeated_only_for_another_program_or_after_a_failed_launch(
         tried.append(arguments)
         return probe(*arguments)
 
-    monkeypatch.setattr("execserver.sandbox.sandboxes.probe", SimpleNamespace(probe=counting))
+    monkeypatch.setattr("execserver.sandbox.diagnostics.probe.probe", counting)
     program = base / "bwrap"
     program.symlink_to("/usr/bin/bwrap")
     boxes = make(str(program))
@@ -443,7 +443,6 @@ def test_without_bubblewrap_a_limit_on_files_is_refused_with_the_missing_piece_a
 
 def test_without_bubblewrap_a_limit_on_the_network_alone_is_kept_all_the_same(make: Make) -> None:
     confinement = make("/no/such/bwrap").prepare(OFFLINE, command())
-    assert isinstance(confinement, ThreadConfinement)
     assert confinement.backend == "seccomp"
 
 

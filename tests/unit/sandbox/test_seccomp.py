@@ -27,8 +27,8 @@ NUMBERS = {
         getsockname=51 getpeername=52 socketpair=53 setsockopt=54 getsockopt=55 clone=56 ptrace=101
         pivot_root=155 chroot=161 mount=165 umount2=166 add_key=248 request_key=249 keyctl=250
         unshare=272 accept4=288 recvmmsg=299 sendmmsg=307 setns=308 process_vm_readv=310
-        process_vm_writev=311 bpf=321 setpriority=141 setrlimit=160 sched_setparam=142 sched_setscheduler=144
-        sched_setaffinity=203 ioprio_set=251 prlimit64=302 sched_setattr=314
+        process_vm_writev=311 bpf=321 execveat=322 setpriority=141 setrlimit=160 sched_setparam=142
+        sched_setscheduler=144 sched_setaffinity=203 ioprio_set=251 prlimit64=302 sched_setattr=314
         read=0 write=1 recvfrom=45 sendmsg=46 recvmsg=47 fork=57
         vfork=58 execve=59 kill=62
     """),
@@ -37,7 +37,7 @@ NUMBERS = {
         socketpair=199 bind=200 listen=201 accept=202 connect=203 getsockname=204 getpeername=205
         sendto=206 setsockopt=208 getsockopt=209 shutdown=210 add_key=217 request_key=218 keyctl=219
         clone=220 accept4=242 recvmmsg=243 setns=268 sendmmsg=269 process_vm_readv=270
-        process_vm_writev=271 bpf=280 ioprio_set=30 sched_setparam=118 sched_setscheduler=119
+        process_vm_writev=271 bpf=280 execveat=281 ioprio_set=30 sched_setparam=118 sched_setscheduler=119
         sched_setaffinity=122 setpriority=140 setrlimit=164 prlimit64=261 sched_setattr=274
         read=63 write=64 recvfrom=207 sendmsg=211 recvmsg=212
         execve=221 kill=129
@@ -91,6 +91,7 @@ class Filter(NamedTuple):
     network: bool
     files_limited: bool
     namespaces_denied: bool
+    managed: bool = False
 
 
 OFFLINE = Filter(network=False, files_limited=True, namespaces_denied=False)
@@ -98,7 +99,8 @@ OFFLINE_UNLIMITED_FILES = Filter(network=False, files_limited=False, namespaces_
 ONLINE = Filter(network=True, files_limited=True, namespaces_denied=False)
 OFFLINE_ALONE = Filter(network=False, files_limited=True, namespaces_denied=True)
 ONLINE_ALONE = Filter(network=True, files_limited=True, namespaces_denied=True)
-FILTERS = (OFFLINE, OFFLINE_UNLIMITED_FILES, ONLINE, OFFLINE_ALONE, ONLINE_ALONE)
+MANAGED = Filter(network=False, files_limited=True, namespaces_denied=False, managed=True)
+FILTERS = (OFFLINE, OFFLINE_UNLIMITED_FILES, ONLINE, OFFLINE_ALONE, ONLINE_ALONE, MANAGED)
 OFFLINES = (OFFLINE, OFFLINE_UNLIMITED_FILES, OFFLINE_ALONE)
 ONLINES = (ONLINE, ONLINE_ALONE)
 
@@ -167,7 +169,7 @@ def test_with_the_network_own_processes_are_traced_unless_nothing_may_be(
     machine: str, name: str, index: int, pid: int
 ) -> None:
     arguments = (*[0x4206] * index, pid)
-    for which in ONLINES:
+    for which in (*ONLINES, MANAGED):
         assert verdict(machine, which, name, *arguments) == ALLOWED
         program = seccomp.program(**which._asdict(), tracing=False, architecture=machine)
         assert bpf.run(program, number(machine, name), AUDIT[machine], arguments) == REFUSED
@@ -258,6 +260,56 @@ def test_where_nothing_covers_the_hosts_unix_sockets_there_are_only_pairs_of_the
         assert verdict(machine, ONLINE_ALONE, "socket", family, kind | CLOEXEC) == REFUSED
         pair = ALLOWED if kind in (STREAM, SEQPACKET) else REFUSED
         assert verdict(machine, ONLINE_ALONE, "socketpair", family, kind | CLOEXEC) == pair
+
+
+@pytest.mark.parametrize("family", [AF_INET, AF_INET6, AF_INET | HIGH])
+def test_a_managed_network_has_tcp_sockets_and_no_others(machine: str, family: int) -> None:
+    for kind in (STREAM, STREAM | CLOEXEC | NONBLOCK, STREAM | HIGH):
+        for protocol in (0, 6, 6 | HIGH):
+            assert verdict(machine, MANAGED, "socket", family, kind, protocol) == ALLOWED
+        for protocol in (1, 17, 33, 132, 136, 255, 262):
+            assert verdict(machine, MANAGED, "socket", family, kind, protocol) == REFUSED
+    for kind in (DGRAM, RAW, SEQPACKET, 4, 6, 10, 0, 15):
+        assert verdict(machine, MANAGED, "socket", family, kind, 0) == REFUSED
+
+
+@pytest.mark.parametrize("family", [0, AF_UNIX, AF_NETLINK, AF_PACKET, AF_ALG, AF_VSOCK, 0xFFFF])
+def test_a_managed_network_has_no_sockets_of_another_family(machine: str, family: int) -> None:
+    for kind in (STREAM, SEQPACKET, DGRAM, RAW):
+        assert verdict(machine, MANAGED, "socket", family | HIGH, kind) == REFUSED
+        pair = ALLOWED if family == AF_UNIX and kind in (STREAM, SEQPACKET) else REFUSED
+        assert verdict(machine, MANAGED, "socketpair", family, kind) == pair
+
+
+@pytest.mark.parametrize("name", SOCKETS)
+def test_a_managed_network_is_used_as_any_other(machine: str, name: str) -> None:
+    assert verdict(machine, MANAGED, name) == ALLOWED
+    assert verdict(machine, MANAGED, "sendto", 3, 0x1000, 1, 0, 0x1000, 16) == REFUSED
+
+
+PROXIES_REFUSED = ("execve", "execveat", "ptrace", *MOUNTS, *IO_URING, *KEYS_AND_BPF, "pidfd_getfd")
+
+
+@pytest.mark.parametrize("name", PROXIES_REFUSED)
+def test_a_network_proxy_runs_no_program_and_reaches_no_process(machine: str, name: str) -> None:
+    program = seccomp.for_proxies(machine)
+    assert bpf.run(program, number(machine, name), AUDIT[machine], (12345, 12345)) == REFUSED
+
+
+def test_a_network_proxy_starts_threads_and_uses_any_socket(machine: str) -> None:
+    program = seccomp.for_proxies(machine)
+    for name, *arguments in (
+        ("clone", 0x3D0F00),
+        ("socket", AF_INET, DGRAM),
+        ("socket", AF_UNIX, STREAM),
+        ("connect", 3),
+        ("accept4", 3),
+        ("sendmsg", 3),
+    ):
+        assert bpf.run(program, number(machine, name), AUDIT[machine], arguments) == ALLOWED
+    assert bpf.run(program, number(machine, "clone3"), AUDIT[machine]) == NOT_IMPLEMENTED
+    with pytest.raises(seccomp.UnknownArchitectureError):
+        seccomp.for_proxies("riscv64")
 
 
 @pytest.mark.parametrize("name", MOUNTS)

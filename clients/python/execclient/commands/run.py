@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from execclient import Executor, NotFound, Process, Refused, SystemFailure
+from execclient.arguments import Network
 from execclient.commands.daemon import DaemonOptions
 from execclient.commands.detached import DetachedSession
 from execclient.commands.failures import CommandExit, print_message, start_failure
@@ -24,6 +25,8 @@ from execclient.commands.values import chosen_duration, clock_time
 from execprotocol.trust import UntrustedError
 
 if TYPE_CHECKING:
+    from execclient.commands.network import RunNetwork
+    from execclient.govern.network import NetworkAccess
     from execclient.govern.sandbox import SandboxPolicy
 
 _LIMIT = re.compile(r"at most ([0-9.e+]+) s ")
@@ -45,6 +48,8 @@ class RunOptions:
     """Seconds between SIGTERM and the kill at the time limit; 0 for no SIGTERM."""
     sandbox: SandboxPolicy | None = None
     """The limits of the command; the working directory is the workspace."""
+    network: NetworkAccess | None = None
+    """The hosts that it may reach; None leaves the network to the sandbox."""
     ttl: float | None = None
     """Seconds for which the command may run without this client, which reconnects for as long."""
     as_json: bool = False
@@ -58,7 +63,8 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
         executor = await signals.unless_signalled(_connect(stack, daemon, command.ttl))
         forwards = command.stdin and not is_empty_input()
         begin = time.monotonic()
-        process = await signals.unless_signalled(_start(executor, command, stdin=forwards))
+        network = _network(stack, command)
+        process = await signals.unless_signalled(_start(executor, command, network, stdin=forwards))
         foreground = Foreground(executor, process, owned=True, as_json=command.as_json)
         if command.as_json:
             await foreground.print_json(processId=process.id, sessionId=executor.session_id, pid=process.pid)
@@ -72,11 +78,14 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
         status = await foreground.run_until_exit(signals, *background)
         if process.exit_code and command.sandbox is not None:
             report_denial(process.denial, command.sandbox.kind)
+        if network is not None:
+            network.print_denied()
         if command.as_json:
             seconds = round(time.monotonic() - begin, 3)
             denial = {} if command.sandbox is None else {"denial": process.denial}
+            denied = {} if network is None else {"networkDenied": network.denied}
             await foreground.print_json(
-                exitCode=process.exit_code, cause=process.cause, durationSeconds=seconds, **denial
+                exitCode=process.exit_code, cause=process.cause, durationSeconds=seconds, **denial, **denied
             )
         return status
 
@@ -86,7 +95,7 @@ async def detach(daemon: DaemonOptions, command: RunOptions) -> int:
     async with AsyncExitStack() as stack:
         executor = await _connect(stack, daemon, command.ttl, detach=True)
         signals = stack.enter_context(Signals())
-        process = await signals.unless_signalled(_start(executor, command, stdin=False))
+        process = await signals.unless_signalled(_start(executor, command, command.network, stdin=False))
         _record(executor, process)
         if command.as_json:
             members = {"processId": process.id, "sessionId": executor.session_id}
@@ -150,7 +159,17 @@ def _end_text(process_id: str, ttl: float | None, timeout: float | None) -> str:
     )
 
 
-async def _start(executor: Executor, command: RunOptions, *, stdin: bool) -> Process:
+def _network(stack: AsyncExitStack, command: RunOptions) -> RunNetwork | None:
+    if command.network is None:
+        return None
+    from execclient.commands.network import RunNetwork
+
+    network = RunNetwork(command.network, command.argv)
+    stack.callback(network.close)
+    return network
+
+
+async def _start(executor: Executor, command: RunOptions, network: Network | None, *, stdin: bool) -> Process:
     """Start the command.
 
     Raises:
@@ -168,6 +187,7 @@ async def _start(executor: Executor, command: RunOptions, *, stdin: bool) -> Pro
             timeout=command.timeout,
             grace=command.grace,
             sandbox=command.sandbox,
+            network=network,
             buffer_bytes=None,  # `OutputWriter` has its own limit
         )
     except ValueError as error:  # an argument that is not UTF-8, or a time limit out of range

@@ -4,6 +4,7 @@ Rules kept in this file:
 
 1. Messages are sent whole, in the order of the calls, and dispatched in the order of arrival.
 2. Every request ends: with its response, with `ConnectionLost`, or by cancellation.
+3. Every request of the server is answered, one of an unknown method with an error.
 
 This module knows neither sessions nor processes. `docs/protocol.md`, "Envelope".
 """
@@ -12,18 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from execclient.connection.channel import Channel
 from execclient.errors import ConnectionLost, ExecServerError, ProtocolFault, RequestTooLarge, call_failed
-from execprotocol.errors import PARSE_ERROR_ID
+from execprotocol.errors import PARSE_ERROR_ID, InvalidParams, MethodNotFound
 from execprotocol.limits import MAX_LINE_BYTES
 
 Json = Any
 """A decoded JSON value."""
+
+OnRequest = Callable[[str, Json], Awaitable[Json] | None]
+"""Returns the result, or None for an unknown method."""
 
 OUTPUT = b'{"method":"process/output",'
 CHUNK = b',"chunk":"'
@@ -57,6 +61,8 @@ class Connection:
         max_unanswered: int | None = None,
     ) -> None:
         self.lost = False
+        self.on_request: OnRequest | None = None
+        """Called with the method and the params of each request of the server."""
         self._on_event = on_event
         self._on_lost = on_lost
         self._channel: Channel
@@ -72,6 +78,7 @@ class Connection:
         self._answered.set()
         self._ended = asyncio.Event()
         self._fault: str | None = None
+        self._answering: set[asyncio.Task[None]] = set()
 
     async def request(self, method: str, params: Mapping[str, Json]) -> Json:
         """Send a request, and wait for its result without limit.
@@ -158,6 +165,8 @@ class Connection:
             if not pending.reply.done():
                 pending.reply.set_exception(self._reason(reason))
         self._pending.clear()
+        for task in self._answering:
+            task.cancel()
         self._ended.set()
         self._on_lost(self, self._reason(reason))
 
@@ -166,7 +175,10 @@ class Connection:
     def _dispatch(self, data: bytes | bytearray) -> None:
         message = decode_message(data)
         if "method" in message:
-            self._on_event(message["method"], message.get("params"))
+            if "id" in message:
+                self._answer_soon(message["id"], message["method"], message.get("params"))
+            else:
+                self._on_event(message["method"], message.get("params"))
             return
         number = message["id"]
         if number == PARSE_ERROR_ID:
@@ -192,6 +204,25 @@ class Connection:
             )
         else:
             pending.reply.set_result(message["result"])
+
+    def _answer_soon(self, number: Json, method: str, params: Json) -> None:
+        result = None if self.on_request is None else self.on_request(method, params)
+        if result is None:
+            error = {"code": MethodNotFound.code, "message": f"this client has no method {method[:200]!r}"}
+            self._channel.send(_encode({"id": number, "error": error}))
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(number, result))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, number: Json, result: Awaitable[Json]) -> None:
+        try:
+            answer = {"result": await result}
+        except (ValueError, LookupError, TypeError, AttributeError):
+            answer = {
+                "error": {"code": InvalidParams.code, "message": "the parameters are not of the protocol"}
+            }
+        self._channel.send(_encode({"id": number, **answer}))
 
     def _count(self, number: int, size: int) -> None:
         """A request of so many bytes was sent; 0: its response has arrived."""

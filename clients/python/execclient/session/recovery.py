@@ -14,7 +14,7 @@ import asyncio
 from dataclasses import dataclass
 
 from execclient.connection.channel import CONNECT_SECONDS
-from execclient.connection.connection import Connection, Json
+from execclient.connection.connection import Connection, Json, OnRequest
 from execclient.connection.target import OnEvent, OnLost, Target
 from execclient.errors import (
     AccessDenied,
@@ -62,6 +62,7 @@ class Connector:
     target: Target
     client_name: str
     on_event: OnEvent
+    on_request: OnRequest
     on_lost: OnLost
 
     async def connect(self, session_id: str | None) -> tuple[Connection, Json]:
@@ -74,6 +75,7 @@ class Connector:
             ConnectionFailed, ConnectionLost, CallFailed, CallTimeout: the attempt failed.
         """
         connection = await self.target.open(self.on_event, self.on_lost)
+        connection.on_request = self.on_request
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 result = await connection.request(

@@ -30,6 +30,7 @@ from execclient.errors import (
     Unsupported,
 )
 from execclient.session.inbox import Inbox, InboxTable
+from execclient.session.network import NetworkAnswers
 from execclient.session.recovery import Connector, Recovery, join
 from execclient.session.replay import read_missing, reference, subscribe
 from execprotocol.path_uri import parse_path_uri
@@ -67,6 +68,9 @@ _PATHS = ("path", "sourcePath")
 KILL_SECONDS = 5.0
 """How long the end of a client waits for the response to a terminate."""
 
+_Call = Callable[[], Coroutine[Any, Any, object]]
+_Tasks = set[asyncio.Task[None]]
+
 
 class Session:
     """Calls, the inboxes of the session's processes, and the recovery of a lost connection.
@@ -78,6 +82,7 @@ class Session:
         client_name: the client's name in the daemon's log.
         session_id: a session to resume, instead of a new one.
         keep: leave the session to the daemon at the end.
+        network: answers questions about hosts.
     """
 
     def __init__(
@@ -89,21 +94,24 @@ class Session:
         client_name: str,
         session_id: str | None = None,
         keep: bool = False,
+        network: NetworkAnswers,
     ) -> None:
+        self.network = network
         self.id = session_id or ""
         self.call_timeout = call_timeout
         self.keep = keep
         """Whether closing leaves the session to the daemon, and lets processes run on."""
         self.detached: set[str] = set()
         """The client's own processes that are to outlive the session's client."""
-        self.inboxes = InboxTable(self._read_missing_soon)
+        self.inboxes = InboxTable(self._read_missing_soon, network.report, network.release)
         self.capabilities: frozenset[str] = frozenset()
         """The extensions that the daemon serves (`docs/protocol.md`, D3)."""
         self.temporary_folder = ""
         """The daemon's folder for temporary files; empty if the daemon does not report it."""
         self.ttl: float | None = None
         """Seconds for which the daemon keeps the session without a connection (`docs/protocol.md`, X12)."""
-        self._connector = Connector(target, client_name, self.inboxes.deliver, self._connection_lost)
+        deliver, lost = self.inboxes.deliver, self._connection_lost
+        self._connector = Connector(target, client_name, deliver, network.answer, lost)
         self._recovery = Recovery(self._connector, self.inboxes, recovery_timeout)
         self._connection: Connection | None = None
         self._settled = asyncio.Event()
@@ -111,9 +119,9 @@ class Session:
         self._failure: ExecServerError | None = None
         self._ending = self._closed = False  # by `close`, which asks the daemon to end it
         self._recovering: asyncio.Task[None] | None = None
-        self._last_calls: set[asyncio.Task[None]] = set()
+        self._last_calls: _Tasks = set()
         """Background calls that end something; closing waits for them."""
-        self._readings: set[asyncio.Task[None]] = set()
+        self._readings: _Tasks = set()
         """Background calls that read missing events."""
 
     @property
@@ -181,6 +189,7 @@ class Session:
         self._closed = True
         self._settled.set()
         connection, self._connection = self._connection, None
+        self.network.close()
         for inbox in self.inboxes:
             inbox.fail(ExecutorClosed("the executor was closed"))
         recovering = () if self._recovering is None else (self._recovering,)
@@ -217,9 +226,8 @@ class Session:
                         return await connection.request(method, params)
                     except ConnectionLost as error:
                         if error.sent and method not in IDEMPOTENT:
-                            raise OutcomeUnknown(
-                                f"{method}: {error}; whether it was done is unknown"
-                            ) from error
+                            unknown = f"{method}: {error}; whether it was done is unknown"
+                            raise OutcomeUnknown(unknown) from error
         except ExecServerError as error:
             _with_subject(error, params)
             raise
@@ -345,11 +353,7 @@ class Session:
         # Other servers than execserver ignore the scope, and kill the group.
         return self._soon(partial(self.call, "process/terminate", params))
 
-    def _soon(
-        self,
-        call: Callable[[], Coroutine[Any, Any, object]],
-        among: set[asyncio.Task[None]] | None = None,
-    ) -> asyncio.Task[None]:
+    def _soon(self, call: _Call, among: _Tasks | None = None) -> asyncio.Task[None]:
         """Make a call in the background, and ignore its errors."""
         tasks = self._last_calls if among is None else among
 
