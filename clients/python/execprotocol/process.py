@@ -174,7 +174,7 @@ class SnapshotShell(Params):
 class ShellSnapshot(Params):
     """A request for the state of a login shell that an earlier start has left, in the place of the profile.
 
-    It has an effect on `PATH -lc SCRIPT` without a terminal, with a bash.
+    It has an effect on `PATH -lc SCRIPT` without a terminal, for a bash or a zsh.
     """
 
     scope_id: ScopeId
@@ -247,8 +247,8 @@ class StartParams(Params):
     `enforceManagedNetwork` programs may ignore it."""
 
     shell_snapshot: ShellSnapshot | None = None
-    """A request to restore the state of a login shell instead of running the account's profile again. The
-    command cannot tell the difference but by the time; where it could, it runs in a login shell."""
+    """A request to restore the state of a login shell instead of running the account's profile again, where
+    that makes no difference but in time (`docs/protocol.md`, "Shell snapshots")."""
 
     metadata: ProcessMetadata | None = None
     """The origin of the request, for logs; null if it is not given."""

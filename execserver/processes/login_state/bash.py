@@ -11,16 +11,24 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from execserver.processes.login_state import UnfitError
+from execserver.processes.login_state.dump import (
+    MARK,
+    Dump,
+    changes,
+    quoted,
+    require_kept,
+    require_restorable,
+    sections,
+)
 
-MARK = b"execserver-shell-snapshot"
-"""Begins the dump, and is all that a dump writes to the standard error."""
-
-TYPED = b"execserver\n"
-"""What a standard input that is a pipe has to hold for the dump: a profile that reads it takes a part."""
+if TYPE_CHECKING:
+    from execserver.launch_spec import LaunchSpec
 
 FIRST_LINES = """\
 __execserver_fd=${BASH_ENV##*/}
@@ -90,19 +98,6 @@ IFS= \builtin read -r __execserver_0 && \builtin printf '%s' "$__execserver_0"
 COUNT_PROCESSES = """for __execserver_0 in /proc/[0-9]*/; do \\builtin printf '%s' .; done"""
 """In a namespace of its own, where it finds what the profile has left in the background."""
 
-_EQUAL = {
-    b"arguments": "it changes the arguments of the command",
-    b"background": "it starts something in the background",
-    b"jobs": "it starts something in the background",
-    b"processes": "it starts something in the background",
-    b"traps": "it sets a trap",
-    b"builtins": "it loads or disables builtins",
-    b"files": "it leaves a descriptor open",
-    b"input": "it reads or replaces the standard input",
-    b"nice": "it changes the priority",
-}
-"""The sections that no script restores, and what it means when they differ."""
-
 _CHANGING = frozenset(
     b"""_ BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND
     BASH_EXECUTION_STRING BASH_LINENO BASH_MONOSECONDS BASH_SOURCE BASH_SUBSHELL BASH_TRAPSIG COMP_WORDBREAKS
@@ -118,107 +113,74 @@ _TAGGED_LIMIT = re.compile(rb"(?m)^.*-R\) .*\n")
 _PLAIN_VALUE = re.compile(rb'="([^"\\$`]*)"\Z')
 _LIMIT = re.compile(rb"(?m)-(\w)\) +(\S+)$")
 
-Dump = Mapping[bytes, bytes]
-"""Section → text."""
+
+def usable(script: str) -> bool:
+    """See `ShellKind`: `BASH_ENV` is read before the script is looked at."""
+    return True
 
 
 def dump_script(*, count_processes: bool) -> str:
-    """The script that prints the state of the shell that runs it."""
+    """See `ShellKind`."""
     counting = COUNT_PROCESSES if count_processes else ":"
     return DUMP.replace("MARK", MARK.decode()).replace("PROCESSES", counting, 1)
 
 
-def parse(output: bytes, errors: bytes) -> dict[bytes, bytes]:
-    """The sections of a dump.
-
-    Args:
-        output: the standard output of the shell.
-        errors: its standard error.
-
-    Raises:
-        UnfitError: the shell ended early, or the profile wrote something.
-    """
-    first, *parts = output.split(b"\0")
-    if first != MARK:
-        raise UnfitError("it writes to the standard output" if MARK in output else "it ends the shell")
-    if errors != MARK:
-        raise UnfitError(
-            "it writes to the standard error" if errors.strip(MARK) else "it replaces the standard error"
-        )
-    if parts[-3:] != [b"end", MARK, b""]:
-        raise UnfitError("it sets a trap that writes" if MARK in parts else "it ends the shell")
-    sections = dict(zip(parts[:-3:2], parts[1:-3:2], strict=True))
+def parsed(output: bytes, errors: bytes) -> dict[bytes, bytes]:
+    """See `ShellKind`."""
+    found = sections(output, errors)
     for name in (b"soft", b"hard"):
-        sections[name] = _TAGGED_LIMIT.sub(b"", sections[name])
-    variables = {name: text for name, (_, text) in _variables(sections).items()}
-    sections[b"variables"] = b"\n".join(variables[name] for name in sorted(variables))
-    return sections
+        found[name] = _TAGGED_LIMIT.sub(b"", found[name])
+    variables = {name: text for name, (_, text) in _variables(found).items()}
+    found[b"variables"] = b"\n".join(variables[name] for name in sorted(variables))
+    return found
 
 
 def difference(plain: Dump, login: Dump, dropped: Callable[[str], bool]) -> bytes:
-    """The script that gives a shell without profile the state of a login shell.
-
-    Args:
-        plain: the dump of the first.
-        login: the dump of the second.
-        dropped: whether the environment policy of the command drops a variable of that name.
-
-    Raises:
-        UnfitError: no script can.
-    """
-    for section, meaning in _EQUAL.items():
-        if plain[section] != login[section]:
-            raise UnfitError(meaning)
+    """See `ShellKind`."""
+    require_restorable(plain, login)
     before, after = _variables(plain), _variables(login)
-    for name in sorted(after):
-        if before.get(name) != after[name] and dropped(os.fsdecode(name)):
-            raise UnfitError(f"it sets {os.fsdecode(name)}, which the environment policy drops")
+    require_kept(before, after, dropped)
     lines = [
         *_limits(plain, login),
         *_functions(plain, login),
-        *_variable_changes(before, after),
+        *changes(before, after),
         *_aliases(plain, login),
     ]
     if plain[b"folder"] != login[b"folder"]:
         # First: it sets OLDPWD.
-        lines.insert(0, b"\\builtin cd -- " + _quoted(login[b"folder"]))
+        lines.insert(0, b"\\builtin cd -- " + quoted(login[b"folder"]))
     for section in (b"hashed", b"completions"):
         if plain[section] != login[section]:
             lines.append(login[section])
     lines += _options(plain, login)
     if plain[b"ifs"] != login[b"ifs"]:
-        lines.append(b"IFS=" + _quoted(login[b"ifs"]))
+        lines.append(b"IFS=" + quoted(login[b"ifs"]))
     lines += _last_command(login)
     return b"\n".join([FIRST_LINES.encode(), *lines, b""])
 
 
-def require_equal(dump: Dump, login: Dump, complaint: str) -> None:
-    """Compare the state of a shell with that of a login shell.
-
-    Args:
-        dump: the state.
-        login: that of the login shell.
-        complaint: what is said of a section that differs.
-
-    Raises:
-        UnfitError: they differ; the text names the section.
-    """
-    for section in sorted({*dump, *login}):
-        if dump.get(section) != login.get(section):
-            raise UnfitError(f"its state ({os.fsdecode(section)}) {complaint}")
-
-
 def strings(dump: Dump) -> dict[str, str]:
-    """The variables whose values are plain text."""
+    """See `ShellKind`."""
     found = {name: _PLAIN_VALUE.search(statement) for name, (_, statement) in _variables(dump).items()}
     return {os.fsdecode(name): os.fsdecode(value[1]) for name, value in found.items() if value is not None}
 
 
 def startup_files(variables: Mapping[str, str]) -> list[str]:
-    """The files that a login shell reads by itself."""
+    """See `ShellKind`."""
     home = variables.get("HOME", "/")
     personal = [os.path.join(home, name) for name in (".bash_profile", ".bash_login", ".profile")]
     return ["/etc/profile", *personal, *filter(None, [variables.get("BASH_ENV")])]
+
+
+def launch(fd: int, spec: LaunchSpec) -> LaunchSpec:
+    """See `ShellKind`."""
+    name, *arguments = spec.arguments
+    return replace(
+        spec,
+        arguments=(name, "--noprofile", *arguments),
+        environment={**spec.environment, "BASH_ENV": f"/proc/self/fd/{fd}"},
+        shared=(fd,),
+    )
 
 
 def _variables(dump: Dump) -> dict[bytes, tuple[bytes, bytes]]:
@@ -234,19 +196,6 @@ def _variables(dump: Dump) -> dict[bytes, tuple[bytes, bytes]]:
     return found
 
 
-def _variable_changes(
-    before: Mapping[bytes, tuple[bytes, bytes]], after: Mapping[bytes, tuple[bytes, bytes]]
-) -> Iterator[bytes]:
-    for name in sorted({*before, *after}):
-        old, new = before.get(name), after.get(name)
-        if old == new:
-            continue
-        if old is not None and (new is None or set(old[0]) - set(new[0]) - {ord("-")}):
-            yield b"\\builtin unset -v " + name
-        if new is not None:
-            yield new[1]
-
-
 def _functions(plain: Dump, login: Dump) -> list[bytes]:
     lines = []
     for section in sorted({*plain, *login}):
@@ -254,7 +203,7 @@ def _functions(plain: Dump, login: Dump) -> list[bytes]:
         if kind != b"function" or plain.get(section) == login.get(section):
             continue
         if section in plain:
-            lines.append(b"\\builtin unset -f -- " + _quoted(name))
+            lines.append(b"\\builtin unset -f -- " + quoted(name))
         if section in login:
             text, _, attributes = login[section].rstrip(b"\n").rpartition(b"\n")
             # Without attributes it would print the function.
@@ -267,7 +216,7 @@ def _aliases(plain: Dump, login: Dump) -> Iterator[bytes]:
     for section in sorted({*plain, *login}):
         kind, _, name = section.partition(b":")
         if kind == b"alias" and plain.get(section) != login.get(section):
-            yield login[section] if section in login else b"\\builtin unalias -- " + _quoted(name)
+            yield login[section] if section in login else b"\\builtin unalias -- " + quoted(name)
 
 
 def _options(plain: Dump, login: Dump) -> Iterator[bytes]:
@@ -283,7 +232,7 @@ def _options(plain: Dump, login: Dump) -> Iterator[bytes]:
 
 def _last_command(login: Dump) -> Iterator[bytes]:
     """Leaves `$_`, `$?` and `PIPESTATUS`. `errexit` does not mind the left side of `&&`."""
-    last, statuses = _quoted(login[b"last"]), login[b"statuses"].split()
+    last, statuses = quoted(login[b"last"]), login[b"statuses"].split()
     if statuses == [b"1"]:
         yield b"\\builtin false " + last + b" && :"
         return
@@ -301,7 +250,3 @@ def _limits(plain: Dump, login: Dump) -> Iterator[bytes]:
                 yield b"\\builtin ulimit -%b%b %b" % (letter, name, value)
     if plain[b"umask"] != login[b"umask"]:
         yield b"\\builtin umask " + login[b"umask"].strip()
-
-
-def _quoted(text: bytes) -> bytes:
-    return os.fsencode(shlex.quote(os.fsdecode(text)))

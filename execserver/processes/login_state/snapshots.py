@@ -22,7 +22,8 @@ from msgspec.structs import replace
 
 from execprotocol.errors import RpcError
 from execserver.processes.child_environment import is_dropped
-from execserver.processes.login_state import UnfitError, bash
+from execserver.processes.login_state import UnfitError, bash, zsh
+from execserver.processes.login_state.dump import TYPED, Dump, ShellKind, require_equal
 from execserver.processes.login_state.quiet_run import QuietRuns
 from execserver.processes.login_state.startup_files import StartupFiles
 from execserver.processes.start_options import start_digests
@@ -55,6 +56,9 @@ _COMPARED = (
 
 _LOGIN = "-lc"
 
+_KINDS: Mapping[str, ShellKind] = {"bash": bash, "zsh": zsh}
+"""The kinds of shells that can list all of their state. A POSIX `sh` cannot list its functions."""
+
 log = Logger()
 
 
@@ -66,6 +70,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     files: StartupFiles | None = None
     attempts: int = 1
     """How many snapshots were made for the same starts."""
+    kind: ShellKind = bash
 
     @contextmanager
     def opened(self) -> Iterator[Callable[[LaunchSpec], LaunchSpec]]:
@@ -82,7 +87,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         try:
             with open(fd, "wb", closefd=False) as file:
                 file.write(self.script)
-            yield partial(_with_script, fd)
+            yield partial(self.kind.launch, fd)
         finally:
             os.close(fd)
 
@@ -93,6 +98,7 @@ class _Start(msgspec.Struct, frozen=True):
     params: StartParams
     spec: LaunchSpec
     policy: Policy | None
+    kind: ShellKind
 
 
 class Snapshots:
@@ -128,8 +134,9 @@ class Snapshots:
         unusable = _unusable(params)
         if unusable is not None:
             return Snapshot(None, unusable)
+        assert params.shell_snapshot is not None
         try:
-            start = _Start(params, make_spec(), policy)
+            start = _Start(params, make_spec(), policy, _KINDS[params.shell_snapshot.shell.name])
         except (OSError, ValueError) as error:
             return Snapshot(None, f"the shell cannot be started: {error}")
         kept = self._kept.setdefault(session, OrderedDict())
@@ -162,9 +169,9 @@ class Snapshots:
         try:
             async with asyncio.timeout(seconds):
                 login = await self._dump(start, None)
+                variables = {**variables, **start.kind.strings(login)}
                 # A value that is made anew each time (a key, a time, a process) cannot be kept.
-                bash.require_equal(await self._dump(start, None), login, "is another one each time")
-                variables = {**variables, **bash.strings(login)}
+                require_equal(await self._dump(start, None), login, "is another one each time")
                 script = await self._restoring(start, login)
         except UnfitError as error:
             obstacle = f"the profile cannot be kept: {error}"
@@ -174,49 +181,43 @@ class Snapshots:
                 return Snapshot(None, obstacle, None, attempt)
         except (OSError, ValueError, RpcError) as error:
             return Snapshot(None, f"the shell cannot be started: {error}", None, attempt)
+        except Exception as error:
+            # The command has no need of a snapshot.
+            log.error("a shell snapshot cannot be made", exc_info=error)
+            return Snapshot(None, "a fault of the daemon, which has it in its log", None, attempt)
         files = None
         try:
-            files = await asyncio.to_thread(
-                StartupFiles, bash.startup_files(variables), variables, start.spec.cwd
-            )
+            first = start.kind.startup_files(variables)
+            files = await asyncio.to_thread(StartupFiles, first, variables, start.spec.cwd)
             if files.changed_since(began):
                 script, files, obstacle = None, None, "the files of the profile have just changed"
         except UnfitError as error:
             script, obstacle = None, f"the profile cannot be kept: {error}"
         if obstacle is not None:
             log.info("a command runs in a login shell, without a snapshot", reason=obstacle)
-        return Snapshot(script, obstacle, files, attempt)
+        return Snapshot(script, obstacle, files, attempt, start.kind)
 
-    async def _restoring(self, start: _Start, login: bash.Dump) -> bytes:
+    async def _restoring(self, start: _Start, login: Dump) -> bytes:
+        """The script that restores a state. Raises UnfitError if there is none."""
         policy = start.params.env_policy
-        plain = await self._dump(start, bash.FIRST_LINES.encode())
-        script = bash.difference(plain, login, lambda name: is_dropped(name, policy))
+        plain = await self._dump(start, start.kind.FIRST_LINES.encode())
+        script = start.kind.difference(plain, login, lambda name: is_dropped(name, policy))
         of_the_call = start.spec.environment.get(_OF_THE_CALL)
         if of_the_call and os.fsencode(of_the_call) in script:
             raise UnfitError(f"it uses {_OF_THE_CALL}")
-        bash.require_equal(await self._dump(start, script), login, "cannot be restored exactly")
+        require_equal(await self._dump(start, script), login, "cannot be restored exactly")
         return script
 
-    async def _dump(self, start: _Start, script: bytes | None) -> bash.Dump:
+    async def _dump(self, start: _Start, script: bytes | None) -> Dump:
         """The state of a login shell, or of a shell with a script in the place of the profile."""
-        spec, policy = start.spec, start.policy
+        spec, policy, kind = start.spec, start.policy, start.kind
         name, login, _, *arguments = spec.arguments
-        dump = bash.dump_script(count_processes=policy is not None and policy.limits_files)
+        dump = kind.dump_script(count_processes=policy is not None and policy.limits_files)
         spec = replace(spec, arguments=(name, login, dump, *arguments))
-        with Snapshot(script, None).opened() as launch:
+        with Snapshot(script, None, kind=kind).opened() as launch:
             spec = launch(spec)
             confine = None if policy is None else partial(self._sandboxes.prepare, policy, spec)
-            return bash.parse(*await self._runs.run(spec, bash.TYPED, confine))
-
-
-def _with_script(fd: int, spec: LaunchSpec) -> LaunchSpec:
-    name, *arguments = spec.arguments
-    return replace(
-        spec,
-        arguments=(name, "--noprofile", *arguments),
-        environment={**spec.environment, "BASH_ENV": f"/proc/self/fd/{fd}"},
-        shared=(fd,),
-    )
+            return kind.parsed(*await self._runs.run(spec, TYPED, confine))
 
 
 async def _is_true(snapshot: Snapshot) -> bool:
@@ -230,12 +231,15 @@ def _unusable(params: StartParams) -> str | None:
     """Why a start cannot use a snapshot, whatever the profile."""
     asked = params.shell_snapshot
     assert asked is not None
-    if asked.shell.name != "bash":
-        return f"there are snapshots for bash only, and not for {asked.shell.name}"
+    kind = _KINDS.get(asked.shell.name)
+    if kind is None:
+        return f"there are snapshots for {' and '.join(_KINDS)}, and not for {asked.shell.name}"
     if params.argv[:2] != [asked.shell.path, _LOGIN] or len(params.argv) < 3 or params.arg0 is not None:
         return f"the command is not `{asked.shell.path} {_LOGIN} SCRIPT`"
     if params.network_proxy is not None:
         return "the network proxy of each start is another one"
+    if not kind.usable(params.argv[2]):
+        return "the script would mean something else behind a semicolon"
     if params.tty:
         return "profiles do other things in a terminal"
     return None

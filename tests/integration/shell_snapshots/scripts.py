@@ -146,3 +146,69 @@ SCRIPTS = {
     "posix mode": "set -o posix; plain; export -p | head -2; with-dash",
     "time": "TIMEFORMAT=x; time :",
 }
+
+RICH_ZSH = r"""
+export EXPORTED=exported EMPTY= QUOTED=$'it\'s "q" $HOME `id` \\' LINES_="a
+b" UMLAUT=grüße SPACED='  two  spaces  '
+unexported=plain
+typeset -i NUMBER=7; typeset -l LOWER=ABC; typeset -a ARRAY=(one "two  words" $'three\nlines' '')
+typeset -A TABLE=(key value "other key" '$x'); typeset -r FIXED=fixed; typeset -F FLOAT=1.5
+typeset -U path; path=($HOME/bin $path); cdpath=(/usr); fpath=($HOME/functions $fpath)
+PS1='%n@%m '; WORDCHARS=''
+plain() { echo "plain $# $1"; return 3; }
+quoting() { local a='x  y' b=$'\n'; printf '<%s>' "$a" "$b" "${1:-none}" "$(echo sub)"; echo; }
+heredoc() { cat <<END
+here $1 \$not
+END
+cat <<'END'
+raw $1
+END
+}
+cd() { builtin cd "$@" && echo "in $PWD"; }
+with-dash() { echo dashed; }
+autoload -Uz mine_too colors
+hash hashed_true=/bin/true; hash -d share=/usr/share
+zstyle ':completion:*' menu yes
+builtin cd /usr
+[[ -f /nowhere ]] && . /nowhere
+"""
+
+ZSH_SCRIPTS = {
+    **{
+        name: script
+        for name, script in SCRIPTS.items()
+        if name
+        in {
+            "nothing", "exit code", "last status", "last argument", "failing command", "command not found",
+            "killed by a signal", "syntax error", "syntax error later", "number of the line", "arguments",
+            "environment", "unexported", "function", "quoting in a function", "here-documents in a function",
+            "overridden builtin", "new function", "trap of an error", "exit in a trap", "cdpath",
+            "program in the path of the profile", "umask", "errexit", "errexit in a function",
+            "standard input", "descriptors", "here-document", "here-document without an end", "background",
+            "process substitution", "exec", "shell level", "source", "return outside", "logout",
+            "exit runs the logout file", "splitting", "getopts", "large output", "non-ASCII script", "prompt",
+        }
+    },
+    "flags": "echo $-; setopt; unsetopt",
+    "variables": "typeset -p | grep -vE ' (_|[$!]|PPID|RANDOM|SECONDS|TTYIDLE|EPOCH.*)='",
+    "functions": "functions; mine_too; type colors",
+    "aliases": "alias -L; alias new='echo new'; eval 'new eval'",
+    "alias on another line": "alias new='echo new'\nnew\necho on",
+    "xtrace": "set -x; x=$UMLAUT; : $path",
+    "tied": "echo $path[1] $PATH; path+=(/x /x); echo $PATH",
+    "named folder": "echo ~share; hash -d",
+    "hashed": "type hashed_true; hashed_true && echo ran",
+    "modules": "zmodload; zmodload zsh/datetime && echo ${+EPOCHSECONDS}",
+    "styles": "zstyle -L; autoload is-at-least; is-at-least 5 && echo new",
+    "limits": "ulimit -a | grep -v 'rt cpu'; ulimit -Ha | grep -v 'rt cpu'",
+    "folder": "pwd; echo $PWD $OLDPWD; readlink /proc/self/cwd; dirs; builtin cd -",
+    "execution string": 'echo "$ZSH_EXECUTION_STRING"',
+    "call stack": "echo $0 $ZSH_ARGZERO ${(%):-%N:%x:%i} $ZSH_EVAL_CONTEXT\nf() { echo $functrace }; f",
+    "begins with an operator": "; echo one",
+    "begins with a comment": "# no comment\necho two",
+    "begins with a line": "\n\nno_such_command_here",
+    "begins with an assignment": "A=1 env | grep ^A=",
+    "names of the snapshot": "(typeset; functions; env) | grep -i execserver",
+    "only a function": "x() { echo x }",
+    "job control": "setopt monitor; sleep 0 & wait; echo $?",
+}  # fmt: skip

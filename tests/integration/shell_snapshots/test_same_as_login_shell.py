@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
 
 from tests.integration.shell_snapshots.homes import Home
-from tests.integration.shell_snapshots.scripts import PLAIN_BASH, RICH_BASH, SCRIPTS, STRICT_BASH
+from tests.integration.shell_snapshots.scripts import (
+    PLAIN_BASH,
+    RICH_BASH,
+    RICH_ZSH,
+    SCRIPTS,
+    STRICT_BASH,
+    ZSH_SCRIPTS,
+)
 from tests.support.wire import Client, spawn_stdio
 
 BASH = "/bin/bash"
+ZSH = "/bin/zsh"
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +47,39 @@ def strict(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
-def test_a_script_does_the_same(script: str, rich: Home, plain: Home, strict: Home) -> None:
-    for home in (rich, plain, strict):
-        snapshot = home.run(BASH, script, snapshot=True)
+def test_a_script_does_the_same(script: str, rich: Home) -> None:
+    snapshot = rich.run(BASH, script, snapshot=True)
+    assert snapshot.obstacle is None
+    assert snapshot == rich.run(BASH, script, snapshot=False)
+
+
+OF_ANY_PROFILE = [
+    "nothing", "last status", "last argument", "failing command", "command not found", "syntax error later",
+    "flags", "options", "environment", "variables", "unset variable", "aliases", "new function",
+    "descriptors", "errexit in a function", "pipefail", "background", "subshell", "exit runs the logout file", "source",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_ANY_PROFILE)
+def test_a_script_does_the_same_after_a_small_or_strict_profile(name: str, plain: Home, strict: Home) -> None:
+    for home in (plain, strict):
+        snapshot = home.run(BASH, SCRIPTS[name], snapshot=True)
         assert snapshot.obstacle is None
-        assert snapshot == home.run(BASH, script, snapshot=False)
+        assert snapshot == home.run(BASH, SCRIPTS[name], snapshot=False)
+
+
+@pytest.fixture(scope="module")
+def zsh_home(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Home:
+    home = Home(client, tmp_path_factory.mktemp("zsh"), RICH_ZSH, ".zprofile")
+    home.file(".zlogout", "echo logged out")
+    home.file("functions/mine_too", "echo loaded")
+    home.program("bin/mine", "#!/bin/sh\necho mine\n")
+    return home
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+@pytest.mark.parametrize("script", ZSH_SCRIPTS.values(), ids=ZSH_SCRIPTS.keys())
+def test_a_script_does_the_same_in_zsh(script: str, zsh_home: Home) -> None:
+    snapshot = zsh_home.run(ZSH, script, snapshot=True)
+    assert (snapshot.obstacle is None) is not script.startswith(";")
+    assert snapshot == zsh_home.run(ZSH, script, snapshot=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from execserver.descendants import children_of
+from tests.conftest import StartServer
 from tests.integration.shell_snapshots.homes import Home
 from tests.support.fs_workers import bubblewrap_works
-from tests.support.wire import Client, Json, spawn_stdio
+from tests.support.wire import Client, Json, spawn_stdio, wait_gone
 
 BASH = "/bin/bash"
 
@@ -179,6 +182,14 @@ def test_the_id_of_the_call_makes_no_other_snapshot(make_home: MakeHome) -> None
     assert count_runs(home) == 2
 
 
+def test_a_function_of_the_profile_reports_errors_from_another_place(make_home: MakeHome) -> None:
+    # The one difference: bash notes where it has read a function.
+    home = make_home("\n\n# A comment.\nf() { no_such_command; }\n")
+    login, snapshot = (home.run(BASH, "f", snapshot=each).stderr.decode() for each in (False, True))
+    assert login == f"{home.folder}/.bash_profile: line 4: no_such_command: command not found\n"
+    assert re.sub(r"^/proc/self/fd/\d+: line \d+: ", "", snapshot) == "no_such_command: command not found\n"
+
+
 def test_what_the_policy_drops_is_in_no_snapshot(make_home: MakeHome) -> None:
     home = make_home("export DEPLOY_TOKEN=s3cret\n")
     policy = {
@@ -208,9 +219,9 @@ def test_input_reaches_the_command_whole(make_home: MakeHome) -> None:
         assert (result.stdout, result.obstacle) == (data, None)
 
 
-def test_only_a_login_script_of_bash_has_one(make_home: MakeHome) -> None:
+def test_only_a_login_script_has_one(make_home: MakeHome) -> None:
     home = make_home("export A=1\n")
-    assert "for bash only" in str(home.run("/bin/sh", ":", snapshot=True).obstacle)
+    assert "not for sh" in str(home.run("/bin/sh", ":", snapshot=True).obstacle)
     assert "terminal" in str(home.run(BASH, ":", snapshot=True, tty=True).obstacle)
     assert "SCRIPT" in str(home.run(BASH, ":", snapshot=True, arg0="other").obstacle)
     missing = home.client.refused(
@@ -248,21 +259,24 @@ def test_a_daemon_of_the_profile_in_a_sandbox_is_noticed(make_home: MakeHome) ->
 
 
 def test_nothing_of_the_profile_outlives_a_server_that_is_killed(
-    environment: dict[str, str], tmp_path: Path, start_server: Callable[..., object]
+    start_server: StartServer, tmp_path: Path
 ) -> None:
-    del start_server
-    with spawn_stdio((), environment, tmp_path).handshake(extensions=True) as client:
-        home = Home(client, tmp_path, 'echo $$ >"$HOME/pid"; exec sleep 1000\n')
+    server = start_server(f"unix://{tmp_path}/s")
+    profile = tmp_path / ".bash_profile"
+    profile.write_text('echo $$ >"$HOME/pid"; exec sleep 1000\n')
+    with server.connect() as client:
         params = client.start_params(
             [BASH, "-lc", ":"],
             env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
             shellSnapshot={"scopeId": "s", "shell": {"name": "bash", "path": BASH}},
         )
         client.request("process/start", params)
-        pid = _written(home.folder / "pid")
-        client.stdio.process.send_signal(signal.SIGKILL)
-        client.stdio.process.wait()
-    _wait_gone(pid)
+        # A process with a later number, which the next server continues with.
+        pid = _written(tmp_path / "pid")
+        client.start("/bin/sleep", "1000")
+        (killed,) = children_of(server.pid) - {pid}
+        os.kill(killed, signal.SIGKILL)
+        wait_gone(pid)
 
 
 def _written(path: Path) -> int:
@@ -272,10 +286,3 @@ def _written(path: Path) -> int:
             return int(text)
         time.sleep(0.01)
     raise AssertionError(f"{path} was not written")
-
-
-def _wait_gone(pid: int) -> None:
-    until = time.monotonic() + 20
-    while os.path.exists(f"/proc/{pid}"):
-        assert time.monotonic() < until
-        time.sleep(0.02)
