@@ -236,6 +236,8 @@ def _unusable(params: StartParams) -> str | None:
         return f"there are snapshots for {' and '.join(_KINDS)}, and not for {asked.shell.name}"
     if params.argv[:2] != [asked.shell.path, _LOGIN] or len(params.argv) < 3 or params.arg0 is not None:
         return f"the command is not `{asked.shell.path} {_LOGIN} SCRIPT`"
+    if params.limits is not None and params.limits.need_group:
+        return "its limits hold for the profile, too"
     if params.network_proxy is not None:
         return "the network proxy of each start is another one"
     if not kind.usable(params.argv[2]):

@@ -57,7 +57,7 @@ def test_a_denied_host_is_denied_however_it_is_allowed(execserver: CommandLine, 
     denied = execserver(*CONFINED, *options, "--", *CURL, "--fail", f"http://127.0.0.1:{port}/")
 
     assert denied.returncode == 22
-    assert b"127.0.0.1:%d (http): the settings deny it\n" % port in denied.stderr
+    assert b"127.0.0.1:%d (http): the settings or the rules deny it\n" % port in denied.stderr
 
 
 def test_without_a_terminal_a_question_denies_and_the_option_is_named(execserver: CommandLine) -> None:

@@ -56,7 +56,8 @@ def test_a_script_does_the_same(script: str, rich: Home) -> None:
 OF_ANY_PROFILE = [
     "nothing", "last status", "last argument", "failing command", "command not found", "syntax error later",
     "flags", "options", "environment", "variables", "unset variable", "aliases", "new function",
-    "descriptors", "errexit in a function", "pipefail", "background", "subshell", "exit runs the logout file", "source",
+    "descriptors", "errexit in a function", "pipefail", "background", "subshell",
+    "exit runs the logout file", "source",
 ]  # fmt: skip
 
 
