@@ -111,7 +111,7 @@ class Executor:
         self.live = 0
         """Processes that are not closed."""
         self.limits = limits
-        self._spawner = spawner
+        self.spawner = spawner
         self._sandboxes = sandboxes
         self._spool = spool
         self._loop = asyncio.get_running_loop()
@@ -190,7 +190,7 @@ class Executor:
         if options.confinement is not None:
             spec = options.confinement.wrap(spec, gated=True)
         undo = partial(self.tree_killer.end_failed_start, number)
-        return self._spawner.spawn(spec, self.tree_killer.tag(number), undo)
+        return self.spawner.spawn(spec, self.tree_killer.tag(number), undo)
 
     def started(
         self,
