@@ -142,10 +142,12 @@ def make_scene() -> Iterator[MakeScene]:
         return made[-1]
 
     yield make
+    failures = [line for scene in made for line in scene.service.failures()]
     for scene in made:
         scene.client.close()
         scene.service.end()
     remove_tree(folder)
+    assert failures == []
 
 
 @pytest.fixture
