@@ -44,6 +44,7 @@ from execserver.network.messages import (
     send,
 )
 from execserver.network.rules import DomainRules, ProxyPolicy, RuleError
+from execserver.network.upstream import parse_upstream
 from execserver.network.variables import Ports, proxy_variables
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
@@ -110,9 +111,9 @@ class Proxies:
                 field="enforceManagedNetwork",
             )
         try:
-            DomainRules(settings.proxy.domains)
+            DomainRules(settings.proxy)
         except RuleError as error:
-            raise InvalidParams(str(error), field="networkProxy.proxy.domains") from None
+            raise InvalidParams(str(error), field=f"networkProxy.proxy.{error.field}") from None
         ports = Ports(HTTP_PORT, SOCKS_PORT if settings.proxy.enable_socks5 else None) if inside else None
         start = ProxyStart(self._policy(settings), ports)
         try:
@@ -137,8 +138,6 @@ class Proxies:
         name = next((name for name in _UPSTREAM_VARIABLES if self._environment.get(name)), None)
         if name is None:
             return None
-        from execserver.network.dialing import parse_upstream
-
         try:
             parse_upstream(self._environment[name])
         except ValueError as error:
