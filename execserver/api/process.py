@@ -343,16 +343,15 @@ class ProcessHandlers:
         proxy = self._proxies.open(settings, inside=policy is not None and policy.managed_network)
         try:
             if policy is None:
-                result = await self._start_in_turn(caller, params, proxy)
+                return await self._start_in_turn(caller, params, proxy)
+            return await self._start_confined(caller, params, policy, proxy)
+        finally:
+            # A request can be cancelled when its process has begun.
+            process = caller.session.processes.find(params.process_id)
+            if process is not None and process.proxy is not None:
+                process.proxy.serve(caller.session.network)
             else:
-                result = await self._start_confined(caller, params, policy, proxy)
-        except BaseException:
-            proxy.close()
-            raise
-        process = caller.session.processes.get(params.process_id)
-        if process.proxy is not None:
-            process.proxy.serve(caller.session.network)
-        return result
+                proxy.close()
 
     async def _start_confined(
         self, caller: Caller, params: StartParams, policy: Policy, proxy: Proxy | None = None

@@ -20,6 +20,7 @@ Rules kept in this file:
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
@@ -158,13 +159,16 @@ class NetworkDecisions:
 
     async def _ask(self, process_id: str, target: NetworkTarget, request: NetworkRequest) -> Decision:
         params = {"processId": process_id, "request": msgspec.to_builtins(request)}
+        extended = {**params, "questionId": str(uuid.uuid4())}
         while True:
             await self._connected.wait()
             client = self._client
             if client is None:
                 continue
             try:
-                result = await client.request("network/policyRequest", params)
+                result = await client.request(
+                    "network/policyRequest", extended if client.extensions else params
+                )
             except ConnectionError:
                 if self._client is client:
                     self.set_client(None)

@@ -231,15 +231,21 @@ def _options(plain: Dump, login: Dump) -> Iterator[bytes]:
 
 
 def _last_command(login: Dump) -> Iterator[bytes]:
-    """Leaves `$_`, `$?` and `PIPESTATUS`. `errexit` does not mind the left side of `&&`."""
+    """Leaves `$_`, `$?` and `PIPESTATUS`. `errexit` minds neither a condition nor the left of `&&`."""
     last, statuses = quoted(login[b"last"]), login[b"statuses"].split()
     if statuses == [b"1"]:
-        yield b"\\builtin false " + last + b" && :"
-        return
-    yield b"\\builtin : " + last
-    if statuses != [b"0"]:
-        guard = b"" if login[b"status"] == b"0" else b" && :"
-        yield b" | ".join(b"(exit %b)" % status for status in statuses) + guard
+        command = b"\\builtin false " + last
+    else:
+        yield b"\\builtin : " + last
+        if statuses == [b"0"]:
+            return
+        command = b" | ".join(b"(exit %b)" % status for status in statuses)
+    if login[b"status"] != b"0":
+        yield command + b" && :"
+    elif set(statuses) == {b"0"}:
+        yield command
+    else:
+        yield b"if " + command + b"; then :; fi"
 
 
 def _limits(plain: Dump, login: Dump) -> Iterator[bytes]:

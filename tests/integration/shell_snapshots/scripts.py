@@ -51,7 +51,22 @@ builtin cd /usr/share; builtin cd /usr
 (exit 5)
 """
 
-PLAIN_BASH = 'export PLAIN=plain PATH="$HOME/bin:$PATH"\n[ -f /nowhere ] && . /nowhere\n'
+PLAIN_BASH = """
+export PLAIN=plain PATH="$HOME/bin:$PATH"
+[ -f /nowhere ] && . /nowhere
+"""
+
+DEBIAN_BASH = """
+# ~/.profile: executed by the command interpreter for login shells.
+if [ -n "$BASH_VERSION" ]; then
+    if [ -f "$HOME/.bashrc" ]; then
+\t. "$HOME/.bashrc"
+    fi
+fi
+if [ -d "$HOME/bin" ] ; then
+    PATH="$HOME/bin:$PATH"
+fi
+"""
 
 STRICT_BASH = """
 set -euo pipefail
