@@ -188,11 +188,14 @@ class Snapshots:
         files = None
         try:
             first = start.kind.startup_files(variables)
-            files = await asyncio.to_thread(StartupFiles, first, variables, start.spec.cwd)
+            async with asyncio.timeout(CAPTURE_SECONDS):
+                files = await asyncio.to_thread(StartupFiles, first, variables, start.spec.cwd)
             if files.changed_since(began):
                 script, files, obstacle = None, None, "the files of the profile have just changed"
         except UnfitError as error:
             script, obstacle = None, f"the profile cannot be kept: {error}"
+        except TimeoutError:
+            script, obstacle = None, f"to look at its files takes longer than {CAPTURE_SECONDS:g} s"
         if obstacle is not None:
             log.info("a command runs in a login shell, without a snapshot", reason=obstacle)
         return Snapshot(script, obstacle, files, attempt, start.kind)
