@@ -338,8 +338,11 @@ class ProcessHandlers:
         """Start a network proxy and the process that it is for."""
         if self._proxies is None:
             from execserver.network.proxies import Proxies  # few daemons need it
+            from execserver.network.rules import ProxyLimits
 
-            self._proxies = Proxies(self._host.environment, self._executor.tree_killer.tag(0))
+            given = self._executor.limits
+            limits = ProxyLimits(connections=given.proxy_connections, total_bytes=given.proxy_max_bytes)
+            self._proxies = Proxies(self._host.environment, self._executor.tree_killer.tag(0), limits)
         proxy = self._proxies.open(settings, inside=policy is not None and policy.managed_network)
         try:
             if policy is None:

@@ -70,6 +70,10 @@ class ExecutorLimits(msgspec.Struct, frozen=True):
     spool_max_bytes: int = 2 << 30
     process_ttl: float = 80.0
     """Seconds that a closed process stays readable. What the reference was measured to do."""
+    proxy_connections: int = 256
+    """Connections at once through the network proxy of a process."""
+    proxy_max_bytes: int | None = None
+    """Bytes that the network proxy of a process may move; null for no limit."""
 
 
 class Executor:
@@ -106,7 +110,7 @@ class Executor:
         """Whether the service ends and nothing may be started any more."""
         self.live = 0
         """Processes that are not closed."""
-        self._limits = limits
+        self.limits = limits
         self.spawner = spawner
         self._sandboxes = sandboxes
         self._spool = spool
@@ -264,7 +268,7 @@ class Executor:
             index,
             self._spool,
             self._budget,
-            self._limits.retained_output_bytes,
+            self.limits.retained_output_bytes,
             partial(self.recovery.keep_data, number),
         )
 
