@@ -20,7 +20,7 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
 .PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
 	second-tests background-tests watch docs docs-check first-docs second-docs demo dist release release-tools \
-	release-tests release-check soak faults fuzz bubblewrap terminal-tools ssh-server browser runtimes \
+	release-tests release-check soak faults fuzz bubblewrap terminal-tools ssh-server browser runtimes shells \
 	container-check integrations interop interop-setup probe relay-probe sandbox-backend vectors stock-client \
 	stock-websocket stock-stdio relay-stock systemd-setup systemd-verify foreign-clients bench bench-gate \
 	bench-relay bench-commands clean
@@ -90,7 +90,7 @@ PYTEST := $(BIN)/python -m pytest -q --durations=30 --durations-min=1 -m "not ma
 FIRST_TESTS := tests/faults tests/sandbox \
 	$(filter-out %/__pycache__ $(addprefix tests/integration/,commands patch relay tools),$(wildcard tests/integration/*))
 
-unit: setup bubblewrap terminal-tools runtimes
+unit: setup bubblewrap terminal-tools runtimes shells
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-tests second-tests background-tests
 
 first-tests: setup
@@ -124,6 +124,10 @@ bubblewrap:
 # `execserver attach` is tested in a real terminal, with a program that fills it.
 terminal-tools:
 	$(call install,command -v tmux >/dev/null && command -v vim >/dev/null,tmux vim,tmux or vim)
+
+# Shell snapshots are compared with its login shell.
+shells:
+	$(call install,command -v zsh >/dev/null,zsh,zsh)
 
 # The manual's page on ssh is followed with a real one.
 ssh-server:

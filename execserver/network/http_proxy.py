@@ -17,6 +17,7 @@ from execserver.network.http_messages import (
     Answer,
     Authority,
     RequestError,
+    asks_for_unix_socket,
     connect_authority,
     date,
     denial,
@@ -113,6 +114,7 @@ class HttpConnection:
 
     async def _read_head(self) -> h11.Request | None:
         """The next request; null at the end of the connection."""
+        self._method = b""
         if not self._http.trailing_data[0]:
             # Between requests a connection may be idle for as long as a tunnel.
             self._http.receive_data(await self._receive(_HEAD_CHUNK))
@@ -142,6 +144,9 @@ class HttpConnection:
         raise _EndedError
 
     async def _forward(self, request: h11.Request) -> bool:
+        if asks_for_unix_socket(request):
+            self._dialer.judge.refuse_unix_socket(request.method.decode("ascii"), self._address)
+            raise RequestError(501, "unix sockets unsupported")
         to = plain_authority(request)
         websocket = wants_websocket(request) and not self._dialer.judge.is_limited
         connection, proxy_headers = await self._dialer.route(self._target(request, to, "http"))
