@@ -37,19 +37,26 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     size: tuple[int, int] = (TTY_ROWS, TTY_COLUMNS)
     """Rows and columns of the terminal."""
 
+    read_only: tuple[str, ...] = ()
+    """Folders that no sandbox makes writable, whatever its policy."""
+
     # Added by a sandbox. Descriptors belong to the caller of `wrap` from then on.
 
     passed: tuple[int, ...] = ()
     """Descriptors that the child gets under the same numbers, and that the caller closes afterwards."""
     status: int | None = None
-    """The file for the launcher's report (`processes/sandboxed_child.py`); to be read by offset."""
+    """The file for the launcher's report; to be read by offset. Either JSON lines with `child-pid`, the pid
+    of the first process inside, and at the end `exit-code` if the command ran; or a pid file: only that pid,
+    written once everything is set up."""
     gate: int | None = None
     """The end of a pipe: the command begins once a byte is in it (`processes/spawn.py`, `open_gate`)."""
-    limit: Callable[[str | None], None] | None = None
-    """Takes the limits on, for the thread that spawns (`sandbox/thread_limits.py`). The argument is the path
-    of the child's terminal, if it gets one."""
+    limit: Callable[..., None] | None = None
+    """Takes the limits on, for the thread that spawns (`sandbox/thread_limits.py`). The arguments are the
+    paths of the child's terminal and of its gate, each if it has one."""
     null: str | None = None
     """The file to open as an empty standard input, if not `/dev/null`."""
+    spawn: Callable[..., int] | None = None
+    """Starts the program instead of `os.posix_spawn` (`processes/gated_spawn.py`)."""
     takes_terminal: bool = False
     """Whether the command makes the terminal its own by itself, inside."""
 

@@ -336,6 +336,7 @@ class Server:
         only_stdio = all(listener.kind == "stdio" for listener in self._hello.listeners)
         await load_when_quiet(executor, only_stdio=only_stdio)
         run_in_background(self._sandboxes.sweep)
+        run_in_background(_sweep_groups)
 
     # -- life
 
@@ -443,6 +444,8 @@ class Server:
         if self._table is not None:
             await self._table.close()
         await asyncio.to_thread(self._sandboxes.close)
+        if executor.tree_killer.leaves is not None:
+            await asyncio.to_thread(executor.tree_killer.leaves.close)
         await self._send_last_events()
         for listener in self._listeners:
             # Until here they have served the pages that report the end of the service.
@@ -464,3 +467,13 @@ class Server:
             if asyncio.get_running_loop().time() > deadline:
                 return
             await asyncio.sleep(0.005)
+
+
+def _sweep_groups() -> None:
+    """In a thread: remove the control groups that killed services have left."""
+    from execserver.limits import hierarchies
+
+    if groups := hierarchies.groups_of_services():
+        from execserver.limits.leaves import sweep
+
+        sweep(groups)

@@ -167,6 +167,13 @@ def _entry(process: ManagedProcess, usage: Usage | None, *, with_argv: bool) -> 
     size = _size(process)
     if size is not None:
         entry["size"] = size
+    limits = process.limits
+    if limits is not None:
+        entry["limits"] = limits.limits.values()
+        at_end = None if running else limits.usage_at_end
+        of_leaf = at_end if usage is None else at_end or usage.of_leaf
+        if of_leaf is not None:
+            entry["usage"] = of_leaf
     return entry
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -36,13 +37,14 @@ from execserver.processes.output_log import Page
 from execserver.processes.process import ManagedProcess
 from execserver.processes.process_input import ProcessInput
 from execserver.processes.start_options import StartOptions, first_difference, start_digests
-from execserver.processes.store import ProcessStore
+from execserver.processes.store import ProcessStore, Reservation
 from execserver.rpc.codec import encode_json
 from execserver.rpc.handlers import Caller, Encoded, Handlers
 from execserver.sessions.access import reach, require_resize
 from execserver.sessions.event_stream import end_members
 from execserver.sessions.registry import SessionRegistry
 from execserver.sessions.session import Session
+from execserver.telemetry.measures import measures
 
 if TYPE_CHECKING:
     from execprotocol.network import NetworkProxy
@@ -131,7 +133,7 @@ class ProcessHandlers:
             return self._start_with_proxy(caller, params, params.network_proxy, policy)
         if policy is not None:
             return self._start_confined(caller, params, policy)
-        if self._executor.can_spawn_now:
+        if self._executor.can_spawn_now and not _needs_group(params):
             return self._start(caller, params, self._spec)
         return self._start_in_turn(caller, params)
 
@@ -229,17 +231,13 @@ class ProcessHandlers:
         confinement: Confinement | None = None,
         proxy: Proxy | None = None,
     ) -> Encoded:
-        may_attach = caller.extensions or params.if_exists == "attach"
-        options = StartOptions.of(params, may_attach=may_attach, confinement=confinement, proxy=proxy)
+        options = _options(caller, params, confinement, proxy)
         try:
             process = caller.session.processes.start(params.process_id, lambda: make_spec(params), options)
         except SpawnFailed as error:
             self._explain(error, params)
             raise
-        result = _start_result(caller, params, process)
-        # No event of a process may overtake the reply to its start.
-        release = caller.attachment.follow(process)
-        return Encoded(encode_json(result), after=release, begun=True)
+        return _answer_start(caller, params, process)
 
     def _attach(self, caller: Caller, params: StartParams) -> Encoded | Awaitable[Encoded]:
         """Answer for the existing process, if it was started with the same parameters."""
@@ -267,10 +265,50 @@ class ProcessHandlers:
     ) -> Encoded:
         with caller.session.processes.reserve(params.process_id) as reservation:
             variables = {} if proxy is None else await proxy.variables()
+            if _needs_group(params):
+                spec = self._own_spec(params, variables)
+                return await self._start_in_leaf(caller, params, spec, reservation, None, proxy)
             await self._executor.wait_for_turn()
             if reservation.cancelled:
                 raise start_cancelled(params.process_id)
         return self._start(caller, params, lambda _: self._spec(params, variables), proxy=proxy)
+
+    async def _start_in_leaf(
+        self,
+        caller: Caller,
+        params: StartParams,
+        spec: LaunchSpec,
+        reservation: Reservation,
+        confined: Confinement | None = None,
+        proxy: Proxy | None = None,
+        taken: Callable[[], None] = lambda: None,
+    ) -> Encoded:
+        """Start a process with limits. When the request is cancelled, wait until the start is given up: its
+        control group and its sandbox are released in order.
+        """
+        session = caller.session
+
+        async def start() -> ManagedProcess:
+            options = _options(caller, params, confined, proxy)
+            process = await session.processes.start_limited(
+                params.process_id, spec, options, lambda: not reservation.cancelled
+            )
+            taken()
+            return process
+
+        begun = asyncio.ensure_future(start())
+        try:
+            process = await asyncio.shield(begun)
+        except asyncio.CancelledError:
+            reservation.cancelled = True
+            await asyncio.wait([begun])
+            if not begun.cancelled():
+                begun.exception()  # a request that is gone has no use for it
+            raise
+        except SpawnFailed as error:
+            self._explain(error, params)
+            raise
+        return _answer_start(caller, params, process)
 
     async def _start_with_proxy(
         self, caller: Caller, params: StartParams, settings: NetworkProxy, policy: Policy | None
@@ -283,16 +321,15 @@ class ProcessHandlers:
         proxy = self._proxies.open(settings, inside=policy is not None and policy.managed_network)
         try:
             if policy is None:
-                result = await self._start_in_turn(caller, params, proxy)
+                return await self._start_in_turn(caller, params, proxy)
+            return await self._start_confined(caller, params, policy, proxy)
+        finally:
+            # A request can be cancelled when its process has begun.
+            process = caller.session.processes.find(params.process_id)
+            if process is not None and process.proxy is not None:
+                process.proxy.serve(caller.session.network)
             else:
-                result = await self._start_confined(caller, params, policy, proxy)
-        except BaseException:
-            proxy.close()
-            raise
-        process = caller.session.processes.get(params.process_id)
-        if process.proxy is not None:
-            process.proxy.serve(caller.session.network)
-        return result
+                proxy.close()
 
     async def _start_confined(
         self, caller: Caller, params: StartParams, policy: Policy, proxy: Proxy | None = None
@@ -310,6 +347,10 @@ class ProcessHandlers:
                 except SpawnFailed as error:
                     await calls.run(self._explain, error, params, partial(confinement.may_read, policy))
                     raise
+                if _needs_group(params):
+                    return await self._start_in_leaf(
+                        caller, params, spec, reservation, confined, proxy, preparation.taken
+                    )
                 await self._executor.wait_for_turn()
                 if reservation.cancelled:
                     raise start_cancelled(params.process_id)
@@ -342,7 +383,23 @@ class ProcessHandlers:
         return child_environment(self._host.environment, params.env_policy, params.env)
 
     def _spec(self, params: StartParams, variables: Mapping[str, str] = _NO_VARIABLES) -> LaunchSpec:
-        return LaunchSpec.of(params, {**self._environment(params), **variables}, self._host.shell)
+        environment = self._environment(params)
+        environment.update(variables)
+        return LaunchSpec.of(params, environment, self._host.shell)
+
+    def _own_spec(self, params: StartParams, variables: Mapping[str, str]) -> LaunchSpec:
+        """The specification, where no sandbox is prepared.
+
+        Raises:
+            SpawnFailed: the program is missing.
+        """
+        try:
+            return self._spec(params, variables)
+        except (OSError, ValueError) as error:
+            measures.failed_starts += 1
+            failed = SpawnFailed(error)
+            self._explain(failed, params)
+            raise failed from None
 
     async def _signal_tree(self, caller: Caller, process: ManagedProcess, number: int) -> SignalResult:
         try:
@@ -372,6 +429,26 @@ def _signal_result(
     return {"status": status} if caller.extensions else {}
 
 
+def _needs_group(params: StartParams) -> bool:
+    return params.limits is not None and params.limits.need_group
+
+
+def _options(
+    caller: Caller, params: StartParams, confined: Confinement | None, proxy: Proxy | None
+) -> StartOptions:
+    may_attach = caller.extensions or params.if_exists == "attach"
+    return StartOptions.of(
+        params, may_attach=may_attach, confinement=confined, proxy=proxy, limits=params.limits
+    )
+
+
+def _answer_start(caller: Caller, params: StartParams, process: ManagedProcess) -> Encoded:
+    result = _start_result(caller, params, process)
+    # No event of a process may overtake the reply to its start.
+    release = caller.attachment.follow(process)
+    return Encoded(encode_json(result), after=release, begun=True)
+
+
 def _start_result(caller: Caller, params: StartParams, process: ManagedProcess) -> StartResult:
     # The reference reports it for every sandbox, also for one that limits nothing.
     sandbox_type: SandboxType = "none" if params.sandbox is None else _PLATFORM_SANDBOX
@@ -394,8 +471,9 @@ def _check_start(params: StartParams) -> None:
     _check_proxy(params)
     if params.size is not None and not params.tty:
         raise InvalidParams("`size` is that of a terminal: give it with `tty` only", field="size")
-    if params.grace_ms is not None and params.timeout_ms is None and params.idle_timeout_ms is None:
-        text = "`graceMs` is for a time limit: give it with `timeoutMs` or `idleTimeoutMs` only"
+    wall_ms = None if params.limits is None else params.limits.wall_ms
+    if params.grace_ms is not None and params.timeout_ms is params.idle_timeout_ms is wall_ms is None:
+        text = "`graceMs` is for a time limit: give it with `timeoutMs`, `idleTimeoutMs` or `wallMs` only"
         raise InvalidParams(text, field="graceMs")
 
 

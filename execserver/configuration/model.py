@@ -108,6 +108,12 @@ def _environment_id(value: str) -> str:
         raise ValueError(str(error)) from None
 
 
+def _backend_name(value: str) -> str:
+    if not value or value in ("none", "seccomp", "seatbelt"):
+        raise ValueError("auto, bubblewrap, landlock, or the name of a backend from an installed package")
+    return value
+
+
 def _name(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
@@ -342,6 +348,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             group=SANDBOX,
         ),
     ] = False
+    sandbox_backend: Annotated[
+        str,
+        _option(
+            "what makes sandboxes: auto (bubblewrap, and Landlock if that is allowed), bubblewrap, landlock, "
+            "or the name of a backend from an installed package, which is code in the daemon",
+            group=SANDBOX,
+            metavar="NAME",
+            check=_backend_name,
+        ),
+    ] = "auto"
     bubblewrap: Annotated[
         Path | None,
         _option(
@@ -413,4 +429,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             bubblewrap=_name(self.bubblewrap),
             allow_landlock=self.allow_landlock,
             spool_dir=_name(self.spool_dir),
+            backend=self.sandbox_backend,
         )

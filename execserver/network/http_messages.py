@@ -73,7 +73,8 @@ def connect_authority(request: h11.Request) -> Authority:
     Raises:
         RequestError: it does not.
     """
-    if any(name in (b"content-length", b"transfer-encoding") for name, _ in request.headers):
+    framing = [field for field in request.headers if field[0] in (b"content-length", b"transfer-encoding")]
+    if framing not in ([], [(b"content-length", b"0")]):
         raise RequestError(400, "CONNECT has no body")
     host, port = _split(request.target)
     if port is None:

@@ -30,6 +30,8 @@ _MESSAGES = {
 }
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _MAX_REASON_BYTES = 1024
+_GRACE_S = 1.0
+"""How much longer than the server a proxy waits, so that it takes every answer that the server takes."""
 _MAX_KEPT = 4096
 
 
@@ -77,7 +79,7 @@ class Judge:
             RuleError: a pattern of the policy is not valid.
         """
         self._policy = policy
-        self._rules = DomainRules(policy.settings.domains)
+        self._rules = DomainRules(policy.settings)
         self._asks = asks if policy.decision_timeout_s is not None else None
         self._report = report
         self._resolver = Resolver()
@@ -94,10 +96,11 @@ class Judge:
 
         Args:
             target: what the command wants to reach.
-            by_name: whether another proxy connects to the host, so that a name is not looked up.
+            by_name: whether another proxy connects to the host. Then a name is not looked up where local
+                addresses are permitted.
 
         Returns:
-            The endpoints of the host, each of them judged; none for a name if `by_name`.
+            The endpoints of the host, each of them judged; none if it was not looked up.
 
         Raises:
             DeniedError: it is denied.
@@ -110,7 +113,7 @@ class Judge:
             self._allow(target, source)
             reason = METHOD if target.protocol == "http" else TUNNEL
             raise self._deny(target, reason, source="mode_guard")
-        if by_name and target.host.address is None:
+        if by_name and target.host.address is None and self._policy.settings.allow_local_binding:
             self._allow(target, source)
             return []
         endpoints = await self._judge_addresses(target)
@@ -154,7 +157,7 @@ class Judge:
             if permits_local:
                 raise
             # As the reference does: an address that is unknown may be a local one.
-            raise self._deny(target, LOCAL, f"Cannot look up {host.text}: {error}.") from None
+            raise self._deny(target, LOCAL, str(error)) from None
         for endpoint in endpoints:
             seen = Host(str(endpoint.address), endpoint.address)
             if self._rules.verdict(seen, port) == "deny":
@@ -186,7 +189,7 @@ class Judge:
     async def _question(self, request: NetworkRequest) -> Decision:
         assert self._asks is not None
         try:
-            async with asyncio.timeout(self._policy.decision_timeout_s):
+            async with asyncio.timeout((self._policy.decision_timeout_s or 0) + _GRACE_S):
                 decision = await self._asks(request)
         except Exception:
             return Decision(type="deny")

@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 from collections import deque
+from contextlib import suppress
 from typing import NoReturn, TypeVar
 
 import msgspec
@@ -52,10 +53,12 @@ from execserver.sandbox.thread_limits import deny_new_privileges, drop_capabilit
 
 T = TypeVar("T")
 
-_MOST_REPORTS = 1024
+MAX_REPORTS = 1024
 """Decisions that wait for a server. Later ones are not reported."""
 
 _MOST_REASON_BYTES = 4096
+
+_start_decoder = msgspec.json.Decoder(ProxyStart)
 
 
 def main() -> NoReturn:
@@ -63,6 +66,8 @@ def main() -> NoReturn:
     server = socket.socket(fileno=0)
     # The kernel reaps the proxies, and a proxy's own child.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with suppress(seccomp.UnknownArchitectureError):
+        seccomp.for_proxies()  # assembled once, for all proxies
     gc.freeze()  # so that collections in the proxies leave the shared pages alone
     while True:
         try:
@@ -98,7 +103,7 @@ def run(control: socket.socket, start: int) -> NoReturn:
     """
     try:
         with open(start, "rb") as file:
-            proxy = Proxy(control, msgspec.json.decode(file.read(), type=ProxyStart))
+            proxy = Proxy(control, _start_decoder.decode(file.read()))
         proxy.listen()
         _confine()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -106,7 +111,8 @@ def run(control: socket.socket, start: int) -> NoReturn:
     except EOFError:
         os._exit(0)
     except BaseException as error:
-        text = f"{type(error).__name__}: {error}"[:_MOST_REASON_BYTES]
+        expected = isinstance(error, namespace.NamespaceError)
+        text = (str(error) if expected else f"{type(error).__name__}: {error}")[:_MOST_REASON_BYTES]
         try:
             control.setblocking(True)
             send(control, Failed(text))
@@ -144,7 +150,8 @@ class Proxy:
 
         Raises:
             EOFError: the server needs no proxy any more.
-            OSError, RuntimeError: there are none.
+            OSError: no descriptor or no port is left.
+            NamespaceError: the sandbox cannot be entered.
         """
         inside = self._start.inside
         if inside is not None:
@@ -172,7 +179,7 @@ class Proxy:
         if not data:
             raise EOFError
         if len(descriptors) != len(ports):
-            raise RuntimeError(data.decode("utf-8", "replace"))
+            raise namespace.NamespaceError(data.decode("utf-8", "replace"))
         return [socket.socket(fileno=each) for each in descriptors]
 
     async def serve(self) -> None:
@@ -202,15 +209,12 @@ class Proxy:
         self._questions[number] = (request, loop.time() + timeout, answer)
         try:
             self._send(Ask(number, request, timeout))
-            async with asyncio.timeout(timeout):
-                return await answer
-        except TimeoutError:
-            return Decision("deny", "no answer in time", scope="once")
+            return await answer  # the judge does not wait for ever
         finally:
             del self._questions[number]
 
     def _report(self, decision: NetworkDecision) -> None:
-        if len(self._unsent) < _MOST_REPORTS:
+        if len(self._unsent) < MAX_REPORTS:
             self._send(Decided(decision))
 
     # -- messages
@@ -233,8 +237,8 @@ class Proxy:
                 answer = self._questions[number][2]
                 if not answer.done():
                     answer.set_result(decision)
-            case Enter():
-                # A new server, which does not know that it has happened.
+            case Enter() if len(descriptors) == 2:
+                # Of a sandbox that it need not enter, or of a new server, which does not know that it has.
                 namespace.open_gate(descriptors[1])
                 self._send(Entered())
             case Resume():

@@ -7,7 +7,7 @@ Rules of this module:
 
 1. The server makes the control socket of a proxy and keeps one end, so that a start waits for nothing. The
    supervisor keeps a copy of that end, by which a new server goes on with the proxy.
-2. A proxy lives as long as its process: `Proxy.close` ends it at once, whoever else holds the socket.
+2. A proxy lives as long as its process: `Proxy.close` ends it at once, also if copies of the socket are open.
 3. The death of the forker ends no proxy. The next start makes a new forker.
 """
 
@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import Any, Protocol, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from execprotocol.errors import InternalError, InvalidParams, InvalidRequest
 from execprotocol.network import Decision, NetworkProxy, NetworkRequest, PolicyDecisionEvent
@@ -44,6 +45,7 @@ from execserver.network.messages import (
     send,
 )
 from execserver.network.rules import DomainRules, ProxyPolicy, RuleError
+from execserver.network.upstream import parse_upstream
 from execserver.network.variables import Ports, proxy_variables
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
@@ -53,6 +55,9 @@ log = Logger()
 HTTP_PORT, SOCKS_PORT = 61_128, 61_080
 """In a sandbox, whose network namespace has no other listener. Above the ports that Linux gives to sockets
 without one (32768 to 60999), and far from those of any known service."""
+
+_UPSTREAM_VARIABLES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+"""The first one that is set names the proxy that proxies may themselves go through."""
 
 _READY_SECONDS = 30.0
 """How long a proxy may take for its listeners on the host. It takes some milliseconds, the first one of a
@@ -94,7 +99,8 @@ class Proxies:
 
         Raises:
             InvalidParams: a pattern of the domains is not valid.
-            InvalidRequest: this daemon cannot tell whose sandbox a proxy enters.
+            InvalidRequest: this daemon cannot tell whose sandbox a proxy enters, or its own environment names
+                an upstream proxy that cannot be used.
             InternalError: no process can be started.
         """
         if inside and self._tag is None:
@@ -106,9 +112,9 @@ class Proxies:
                 field="enforceManagedNetwork",
             )
         try:
-            DomainRules(settings.proxy.domains)
+            DomainRules(settings.proxy)
         except RuleError as error:
-            raise InvalidParams(str(error), field="networkProxy.proxy.domains") from None
+            raise InvalidParams(str(error), field=f"networkProxy.proxy.{error.field}") from None
         ports = Ports(HTTP_PORT, SOCKS_PORT if settings.proxy.enable_socks5 else None) if inside else None
         start = ProxyStart(self._policy(settings), ports)
         try:
@@ -120,15 +126,24 @@ class Proxies:
 
     def _policy(self, settings: NetworkProxy) -> ProxyPolicy:
         timeout = settings.policy_decision_timeout_ms
-        upstream = None
-        if settings.proxy.allow_upstream_proxy:
-            names = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
-            upstream = next((url for name in names if (url := self._environment.get(name))), None)
         return ProxyPolicy(
-            settings.proxy,
+            replace(settings.proxy, unix_sockets=None),
             decision_timeout_s=None if timeout is None else timeout / 1000,
-            upstream=upstream,
+            upstream=self._upstream() if settings.proxy.allow_upstream_proxy else None,
         )
+
+    def _upstream(self) -> str | None:
+        name = next((name for name in _UPSTREAM_VARIABLES if self._environment.get(name)), None)
+        if name is None:
+            return None
+        try:
+            parse_upstream(self._environment[name])
+        except ValueError as error:
+            raise InvalidRequest(
+                f"{error}; correct the variable {name} of the daemon, or leave out allowUpstreamProxy",
+                field="networkProxy.proxy.allowUpstreamProxy",
+            ) from None
+        return self._environment[name]
 
     def _launch(self, start: bytes) -> socket.socket:
         """Have a proxy forked. Returns our end of its control socket.
@@ -161,6 +176,7 @@ class Proxies:
                 except BaseException:
                     ours.close()
                     raise
+            ours.setblocking(False)
             self._forker = ours
         return self._forker
 
@@ -213,11 +229,16 @@ class Proxy:
         Raises:
             InternalError: it could not be started.
         """
-        self._loop.add_reader(self._control.fileno(), self._readable)
+        if not self._ports.done():
+            self._loop.add_reader(self._control.fileno(), self._readable)
         try:
             ports = await asyncio.wait_for(asyncio.shield(self._ports), _READY_SECONDS)
         except TimeoutError:
             raise InternalError(f"the network proxy was not ready after {_READY_SECONDS:g} s") from None
+        finally:
+            if not self._closed:
+                # Until `serve`: nothing takes questions and failures before that.
+                self._loop.remove_reader(self._control.fileno())
         return proxy_variables(ports, allow_local_binding=self._allow_local_binding)
 
     def enter(self, report: int, gate: int, owner: int | None) -> None:
@@ -319,7 +340,7 @@ class Proxy:
             send(self._control, message, descriptors)
         except BlockingIOError:
             # It does not read, so nothing of it can be used any more.
-            self._ended("the network proxy does not read its messages")
+            self._loop.call_soon(self._ended, "the network proxy does not read its messages")
         except OSError:
             return  # it has ended, which is read, too
 
@@ -329,6 +350,7 @@ class Proxy:
         waits = self._gate is not None and not _is_open(self._gate)
         if not self._ports.done():
             self._ports.set_exception(InternalError(f"the network proxy cannot be started: {reason}"))
+            self._ports.exception()  # an adopted one has no start that waits for it
         self.close()
         self._failed(reason, waits)
 

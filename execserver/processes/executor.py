@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import resource
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +18,7 @@ from execserver.processes.exit_cause import OomCounter
 from execserver.processes.output_log import OutputLog
 from execserver.processes.poller import DescriptorPoller
 from execserver.processes.process import ExecutorContext, ManagedProcess
+from execserver.processes.process_limits import ProcessLimits
 from execserver.processes.process_proxy import ProcessProxy, begin_in_sandbox
 from execserver.processes.recovery_state import RecoveryState
 from execserver.processes.reserved_descriptors import ReservedDescriptors
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from execprotocol.process import ExitCause
     from execserver.launch_spec import LaunchSpec
+    from execserver.limits.leaf import Leaf
     from execserver.network.proxies import Proxy
     from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.sandboxes import Sandboxes
@@ -164,50 +165,56 @@ class Executor:
         """Spawn.
 
         Raises:
-            OSError: the program or the directory is missing, or the system is out of a resource;
-                EMFILE when the daemon's own limit on processes is reached.
+            OSError: the program or the directory is missing, or the system is out of a resource (EMFILE: of
+                descriptors for another process).
             ValueError: a NUL byte, or an invalid variable name.
         """
+        spawned = self.spawn(number := self.take_number(), spec, options)
+        return self.started(number, session_id, process_id, spec, options, on_closed, spawned)
+
+    def take_number(self) -> int:
+        """The number of the process that is started next."""
+        self.next_number += 1
+        return self.next_number - 1
+
+    def spawn(self, number: int, spec: LaunchSpec, options: StartOptions) -> Spawned:
+        """Spawn a process that is not recorded yet; raises as `start`."""
         self._require_descriptors()
         if not self._spawns_this_turn:
             self._loop.call_soon(self._next_turn)
         self._spawns_this_turn += 1
-        number = self.next_number
-        self.next_number += 1
-        confinement = options.confinement
-        tree_killer = self.tree_killer
-        spawned = self._spawner.spawn(
-            spec if confinement is None else confinement.wrap(spec, gated=True),
-            tree_killer.tag(number),
-            partial(tree_killer.end_failed_start, number),
-        )
-        description, locks = (None, []) if confinement is None else confinement.recovery_state()
-        started_at = time.monotonic()
-        started = Started(
-            number,
-            session_id,
-            process_id,
-            spawned.pid,
-            spec.tty,
-            spec.pipe_stdin,
-            started_at,
-            None if options.timeout is None else started_at + options.timeout,
-            options.idle_timeout,
-            options.digests,
-            description,
-            options.argv,
-            options.cwd,
-            time.time_ns() // 1_000_000,
-            options.grace,
-        )
-        proxy = options.proxy
-        index, slots = self._record_start(started, spawned, locks, proxy)
+        if options.confinement is not None:
+            spec = options.confinement.wrap(spec, gated=True)
+        undo = partial(self.tree_killer.end_failed_start, number)
+        return self._spawner.spawn(spec, self.tree_killer.tag(number), undo)
+
+    def started(
+        self,
+        number: int,
+        session_id: str,
+        process_id: str,
+        spec: LaunchSpec,
+        options: StartOptions,
+        on_closed: Callable[[ManagedProcess], None],
+        spawned: Spawned,
+        leaf: Leaf | None = None,
+    ) -> ManagedProcess:
+        """Record a spawned process, and let it begin if it waits for that.
+
+        Raises:
+            OSError: it cannot be recorded, and is killed; likewise ValueError.
+        """
+        started, locks = options.record(number, session_id, process_id, spawned.pid, spec)
+        oom = None if leaf is None else leaf.oom_events
+        index, slots = self._record_start(started, spawned, locks, options.proxy, oom)
         # Only now: a command that a new server does not know must not have run.
-        begin_in_sandbox(spawned, proxy, tree_killer.tag(number))
+        begin_in_sandbox(spawned, options.proxy, self.tree_killer.tag(number))
         measures.processes_started += 1
-        process = self.add(started, self.make_log(number, index), on_closed, confinement, live=True)
-        if proxy is not None:
-            process.proxy = ProcessProxy(process, proxy)
+        limits = None if options.limits is None else ProcessLimits(options.limits, leaf)
+        output = self.make_log(number, index)
+        process = self.add(started, output, on_closed, options.confinement, limits, live=True)
+        if options.proxy is not None:
+            process.proxy = ProcessProxy(process, options.proxy)
         process.begin(spawned, slots)
         return process
 
@@ -219,7 +226,7 @@ class Executor:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def _record_start(
-        self, started: Started, spawned: Spawned, locks: list[int], proxy: Proxy | None
+        self, started: Started, spawned: Spawned, locks: list[int], proxy: Proxy | None, oom: int | None
     ) -> tuple[ProcessIndex, list[int]]:
         """Make the process known to a new server. Returns its index and the slots with its descriptors."""
         number = started.number
@@ -228,7 +235,7 @@ class Executor:
             index = self.recovery.arena.open(number)
             report = [fd for fd in (spawned.status, spawned.gate) if fd is not None]
             network = () if proxy is None else (proxy.fileno(),)
-            return index, self.recovery.started(started, spawned.kept(), report, locks, network)
+            return index, self.recovery.started(started, spawned.kept(), report, locks, network, oom)
         except (OSError, ValueError):
             # A process that a new server would not know must not run.
             self.tree_killer.end_failed_start(number, spawned.pid)
@@ -267,6 +274,7 @@ class Executor:
         output: OutputLog,
         on_closed: Callable[[ManagedProcess], None],
         confinement: Confinement | None,
+        limits: ProcessLimits | None,
         *,
         live: bool,
     ) -> ManagedProcess:
@@ -277,6 +285,7 @@ class Executor:
             output: its log.
             on_closed: called when it is closed.
             confinement: its sandbox.
+            limits: of what it may use.
             live: whether it is not closed.
         """
         if live:
@@ -291,7 +300,10 @@ class Executor:
             confinement,
             self.tree_killer.tag(number),
             self._left_sandbox,
+            limits,
         )
+        if limits is not None:
+            limits.watch(self._context.poller, partial(self._kill_at_limit, process, "limit"))
         return process
 
     def processes(self) -> list[ManagedProcess]:
@@ -311,6 +323,8 @@ class Executor:
         self.retention.forget(process.number)
         self._processes.pop(process.number, None)
         process.release()
+        if process.limits is not None:
+            process.limits.leave()
 
     def inherited_end(self, number: int, status: int) -> None:
         """The supervisor reports the end of a process that it has inherited."""
@@ -332,8 +346,12 @@ class Executor:
 
     def usage(self) -> dict[int, Usage]:
         """The present use of each running process, by number; blocking, for a thread."""
-        processes = self._processes.copy().values()
-        return self.tree_killer.usage({each.number: each.pid for each in processes if each.running})
+        running = {each.number: each for each in self._processes.copy().values() if each.running}
+        found = self.tree_killer.usage({number: each.pid for number, each in running.items()})
+        for number, each in running.items():
+            if each.limits is not None and number in found:
+                found[number] = msgspec.structs.replace(found[number], of_leaf=each.limits.usage())
+        return found
 
     def close(self) -> None:
         """Stop watching; for the end of the daemon."""
@@ -343,14 +361,19 @@ class Executor:
 
     def _process_closed(self, on_closed: Callable[[ManagedProcess], None], process: ManagedProcess) -> None:
         self.live -= 1
+        if process.limits is not None:
+            process.limits.leave()
         on_closed(process)
 
-    def _deadline_passed(self, number: int, which: DeadlineKind) -> None:
+    def _deadline_passed(self, number: int, kind: DeadlineKind) -> None:
         process = self._processes.get(number)
         if process is None:
             return
+        which: ExitCause = kind
+        if kind == "timeout" and process.limits is not None and process.limits.ends(process.started):
+            which = "limit"
         if not process.leader.in_grace:
-            if not process.running or (which == "idleTimeout" and process.postpone_if_throttled()):
+            if not process.running or (kind == "idleTimeout" and process.postpone_if_throttled()):
                 return
             log.info("process ended by the daemon", process=process.process_id, cause=which)
             grace = process.started.grace
@@ -365,7 +388,7 @@ class Executor:
         deadlines.forget(process.number)
         deadlines.add(process.number, Deadline(process.leader.kill_at, None, deadlines.clock()))
 
-    def _kill_at_limit(self, process: ManagedProcess, which: DeadlineKind) -> None:
+    def _kill_at_limit(self, process: ManagedProcess, which: ExitCause) -> None:
         process.leader.end_for(which, tree=True)
         self.tree_killer.kill_later(process)
 

@@ -35,6 +35,7 @@ from execserver.processes.output_log import OutputLog
 from execserver.processes.output_reader import TERMINAL_END_SECONDS, OutputReader
 from execserver.processes.poller import DescriptorPoller
 from execserver.processes.process_input import ProcessInput
+from execserver.processes.process_limits import ProcessLimits
 from execserver.processes.process_proxy import ProcessProxy, begin_inherited
 from execserver.processes.recovery_state import RecoveryState, Slots
 from execserver.processes.reserved_descriptors import ReservedDescriptors
@@ -127,6 +128,7 @@ class ManagedProcess:
         confinement: its sandbox.
         tag: the ownership tag of the child and its descendants; None without tags.
         on_sandbox_left: called once its sandbox is left; the flag says that the sandbox has to be searched.
+        limits: of what it may use.
     """
 
     # A dictionary for so many attributes would take more than 1 KB of each process.
@@ -146,6 +148,7 @@ class ManagedProcess:
         "failure",
         "input",
         "leader",
+        "limits",
         "log",
         "number",
         "output",
@@ -170,14 +173,13 @@ class ManagedProcess:
         confinement: Confinement | None = None,
         tag: int | None = None,
         on_sandbox_left: Callable[[ManagedProcess, bool], None] = _ignore_end,
+        limits: ProcessLimits | None = None,
     ) -> None:
         self.started = started
         self.process_id = started.process_id
         self.wire_id = msgspec.json.encode(started.process_id)
         """The id as JSON, for the events."""
-        self.number = started.number
-        self.pid = started.pid
-        self.tty = started.tty
+        self.number, self.pid, self.tty = started.number, started.pid, started.tty
         self.log = log
         self.exit_code: int | None = None
         self.cause: ExitCause | None = None
@@ -203,6 +205,7 @@ class ManagedProcess:
         if started.timeout_at is not None or started.idle_timeout is not None:
             self._deadline = Deadline(started.timeout_at, started.idle_timeout, context.deadlines.clock())
         self.sandbox = None if confinement is None else ProcessSandbox(confinement)
+        self.limits = limits
         self.output = OutputReader(
             self, log, context.poller, context.reserved, context.large_pipes, tty=started.tty
         )
@@ -214,8 +217,8 @@ class ManagedProcess:
         self.leader = Leader(self, context.poller, context.recovery, context.oom_kills)
 
     def begin(self, spawned: Spawned, slots: Iterable[int]) -> None:
-        """Watch our own child, whose descriptors belong to this object from now on. `slots` says what else
-        the supervisor keeps until the process is closed.
+        """Watch our own child, whose descriptors belong to this object from now on, until the process is
+        closed; the supervisor keeps `slots` so long, too.
         """
         context = self._context
         self._other_slots += slots
@@ -404,8 +407,9 @@ class ManagedProcess:
         self.exit_code = exit_code
         self._leave_sandbox(by_signal)
         launched = self.sandbox is not None and self.sandbox.child is not None
-        self.cause = cause or self.leader.cause_of(exit_code, by_signal=by_signal, launched=launched)
-        context.recovery.exited(self.number, exit_code, self.cause, self.failure)
+        cause = cause or self.leader.cause_of(exit_code, by_signal=by_signal, launched=launched)
+        self.cause = cause if self.limits is None else self.limits.end(cause, exit_code)
+        context.recovery.exited(self.number, exit_code, self.cause, self.failure, self.limits)
         # It has one already if the previous server could not write the exit down.
         self.exited_seq = self.log.exited_seq or self.log.number_event("exited")
         self._exiting = True

@@ -24,6 +24,7 @@ from typing import Protocol
 import msgspec
 
 from execserver.fault_points import reach
+from execserver.processes.process_limits import ProcessLimits
 from execserver.spool.arena import IndexArena, ProcessIndex
 from execserver.spool.forgotten import ForgettingReason
 from execserver.spool.ledger import Ledger
@@ -34,6 +35,7 @@ from execserver.spool.records import (
     Ending,
     Exited,
     Forgotten,
+    Launching,
     NetworkAnswer,
     NetworkDecided,
     NetworkTarget,
@@ -53,10 +55,12 @@ from execserver.supervisor.fd_store_protocol import (
     ARENA,
     DATA,
     EVERY_SLOT,
+    GROUPS,
     INPUT,
     LEDGER,
     MEMORY,
     NETWORK,
+    OOM,
     PROCESS,
     SANDBOX,
     SERVICE,
@@ -100,6 +104,8 @@ class RecoveredState(msgspec.Struct):
     indices: dict[int, ProcessIndex] = msgspec.field(default_factory=dict)
     exits: dict[int, int] = msgspec.field(default_factory=dict)
     """The status (as `os.waitpid` gives it) of the processes that have ended since, by number."""
+    groups: list[int] = msgspec.field(default_factory=list)
+    """Descriptors of the service's control groups."""
 
 
 class RecoveryState:
@@ -168,7 +174,7 @@ class RecoveryState:
         if not {LEDGER, ARENA, SMALL} <= service.keys():
             raise ValueError("the previous server left no ledger: it ended before it began")
         ledger, arena = Ledger(service[LEDGER][0]), IndexArena(service[ARENA][0])
-        recovered = RecoveredState(ledger.replay(), slots, arena.restore(), exits)
+        recovered = RecoveredState(ledger.replay(), slots, arena.restore(), exits, service.get(GROUPS, []))
         known = (index for number, index in recovered.indices.items() if number in recovered.state.processes)
         taken = {slot for index in known if (slot := small_slot(index)) is not None}
         recovery = cls(fd_store, ledger, arena, SmallOutputs(service[SMALL][0], taken))
@@ -210,6 +216,20 @@ class RecoveryState:
 
     # -- processes
 
+    def keep_groups(self, descriptors: Sequence[int]) -> None:
+        """Keep the service's control groups, before a process is in one."""
+        self._fd_store.keep(SERVICE, GROUPS, descriptors)
+
+    def launching(self, number: int) -> None:
+        """Record a start that takes longer than a turn of the loop, before anything of it exists.
+
+        `started` or `forgotten` follows.
+
+        Raises:
+            OSError: no memory.
+        """
+        self._append(Launching(number))
+
     def started(
         self,
         record: Started,
@@ -217,6 +237,7 @@ class RecoveryState:
         report: Sequence[int] = (),
         sandbox: Sequence[int] = (),
         network: Sequence[int] = (),
+        oom_events: int | None = None,
     ) -> list[int]:
         """Record and keep a spawned process. Returns the slots beside `PROCESS` that are in use.
 
@@ -226,6 +247,7 @@ class RecoveryState:
             report: the file that the launcher of its sandbox writes to, and its gate, if there is one.
             sandbox: the locks that keep its mount points from being swept.
             network: the control socket of its network proxy, if it has one.
+            oom_events: the count of its memory limit (`limits/leaf.py`).
         """
         reach("after-spawn")
         self._append(record)
@@ -236,6 +258,9 @@ class RecoveryState:
             slots.append(NETWORK)
         if report or sandbox:
             slots += self._keep_sandbox(record.number, report, sandbox)
+        if oom_events is not None:
+            self._fd_store.keep(record.number, OOM, [oom_events])
+            slots.append(OOM)
         self._fd_store.keep(record.number, PROCESS, descriptors)
         reach("after-registration")
         return slots
@@ -287,10 +312,18 @@ class RecoveryState:
         if tree:
             reach("before-tree-kill")
 
-    def exited(self, number: int, code: int, cause: str, failure: str | None) -> None:
+    def exited(
+        self,
+        number: int,
+        code: int,
+        cause: str,
+        failure: str | None,
+        limits: ProcessLimits | None = None,
+    ) -> None:
         """Record the end of a leader, before it is reaped."""
         reach("before-exit-journal")
-        self._note(Exited(number, code, cause, failure, time.monotonic()))
+        limit, usage = (None, None) if limits is None else (limits.hit, limits.usage_at_end)
+        self._note(Exited(number, code, cause, failure, time.monotonic(), limit, usage))
         reach("after-exit-journal")
 
     def reaped(self, number: int) -> None:

@@ -143,7 +143,7 @@ class ProcessSandbox:
             self.left_running = child.left_running()
         reports = child is not None and child.launcher_ended(lambda: owner.sandbox_left(False), whole=whole)
         if child is not None and not child.set_up and not by_signal:
-            owner.failure = _set_up_failure(owner.log)
+            owner.failure = _set_up_failure(owner.log, self.confinement.backend)
         if not reports:
             # A backend without a process namespace ends like one with it, if files are limited: nothing may
             # run on.
@@ -163,8 +163,12 @@ def _printable(name: bytes) -> str:
     return "".join(char if char.isprintable() else "?" for char in name.decode("utf-8", "replace"))
 
 
-def _set_up_failure(log: OutputLog) -> str:
-    lines = [line for line in log.tail(_LAUNCHER_BYTES).splitlines() if line.startswith(b"bwrap: ")]
+def _set_up_failure(log: OutputLog, backend: str) -> str:
+    # Other launchers begin their lines in their own ways. Nothing else has written any.
+    prefix = b"bwrap: " if backend == "bubblewrap" else b""
+    lines = [
+        line for line in log.tail(_LAUNCHER_BYTES).splitlines() if line.strip() and line.startswith(prefix)
+    ]
     reason = lines[-1].decode("utf-8", "replace") if lines else "the launcher gave no reason"
     return f"failed to prepare process sandbox: {reason}"
 
@@ -325,7 +329,12 @@ class SandboxedChild:
         if self._report is None or self.set_up:
             return
         # By offset: the launcher writes at the descriptor's position.
-        for line in os.pread(self._report, _MOST_REPORT_BYTES, 0).split(b"\n")[:-1]:
+        report = os.pread(self._report, _MOST_REPORT_BYTES, 0)
+        if report.strip().isdigit():
+            # A pid file, which container runtimes write when everything is set up.
+            self._first, self.set_up = int(report), True
+            return
+        for line in report.split(b"\n")[:-1]:
             self._take(line)
 
     def _take(self, line: bytes) -> None:

@@ -185,6 +185,8 @@ class Spawner:
         # A dup2 onto itself passes a descriptor under its own number.
         passed = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in spec.passed]
 
+        actions = [*file_actions, *passed]
+
         def spawn() -> int:
             return os.posix_spawn(
                 spec.program,
@@ -193,7 +195,7 @@ class Spawner:
                 setsid=True,
                 setsigdef=_DEFAULT_SIGNALS,
                 setsigmask=[],
-                file_actions=[*file_actions, *passed],
+                file_actions=actions,
             )
 
         os.chdir(spec.cwd)
@@ -201,9 +203,13 @@ class Spawner:
             if tag is not None:
                 descendants.set_own_tag(tag)
             self._limit_descriptors(self._nofile)
-            limit = spec.limit
+            limit = None if spec.limit is None else partial(spec.limit, terminal)
             reach("before-spawn")
-            return spawn() if limit is None else thread_limits.spawn_limited(partial(limit, terminal), spawn)
+            if spec.spawn is not None:
+                return spec.spawn(
+                    spec.program, spec.arguments, spec.environment, actions, _DEFAULT_SIGNALS, limit
+                )
+            return spawn() if limit is None else thread_limits.spawn_limited(limit, spawn)
         finally:
             self._limit_descriptors(None)
             os.fchdir(self._home)

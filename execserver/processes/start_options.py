@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from _blake2 import blake2b  # what `hashlib` has, which loads OpenSSL for the others
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from execprotocol.process import USUAL_SIZE, StartParams
+from execprotocol.process import USUAL_SIZE, ResourceLimits, StartParams
+from execserver.spool.records import Started
 
 if TYPE_CHECKING:
+    from execserver.launch_spec import LaunchSpec
     from execserver.network.proxies import Proxy
     from execserver.sandbox.confinement import Confinement
 
@@ -44,7 +47,7 @@ class StartOptions(msgspec.Struct, frozen=True):
     """The options of a start beside the program."""
 
     timeout: float | None
-    """Seconds after which the process is killed."""
+    """Seconds after which the process is killed, also for its `limits`."""
     idle_timeout: float | None
     """Seconds without output or input after which it is killed."""
     digests: dict[str, str] | None
@@ -59,6 +62,8 @@ class StartOptions(msgspec.Struct, frozen=True):
     """The sandbox. It belongs to the process, once there is one."""
     proxy: Proxy | None = None
     """The network proxy, likewise."""
+    limits: ResourceLimits | None = None
+    """What it may use; None for no limit."""
 
     @classmethod
     def of(
@@ -68,6 +73,7 @@ class StartOptions(msgspec.Struct, frozen=True):
         may_attach: bool,
         confinement: Confinement | None = None,
         proxy: Proxy | None = None,
+        limits: ResourceLimits | None = None,
     ) -> StartOptions:
         """The options of a request.
 
@@ -77,9 +83,12 @@ class StartOptions(msgspec.Struct, frozen=True):
                 than a spawn has to spare.
             confinement: the sandbox that was prepared for it.
             proxy: the network proxy that was started for it.
+            limits: those in force: of the request, or of the settings.
         """
+        wall_ms = None if limits is None else limits.wall_ms
+        ends = [each for each in (params.timeout_ms, wall_ms) if each is not None]
         return cls(
-            _seconds(params.timeout_ms),
+            _seconds(min(ends, default=None)),
             _seconds(params.idle_timeout_ms),
             start_digests(params) if may_attach else None,
             bounded_argv(params.argv),
@@ -87,7 +96,34 @@ class StartOptions(msgspec.Struct, frozen=True):
             _seconds(params.grace_ms),
             confinement,
             proxy,
+            limits,
         )
+
+    def record(
+        self, number: int, session_id: str, process_id: str, pid: int, spec: LaunchSpec
+    ) -> tuple[Started, list[int]]:
+        """The record of the process that was started with these options, and the locks of its sandbox."""
+        description, locks = (None, []) if self.confinement is None else self.confinement.recovery_state()
+        started_at = time.monotonic()
+        started = Started(
+            number,
+            session_id,
+            process_id,
+            pid,
+            spec.tty,
+            spec.pipe_stdin,
+            started_at,
+            None if self.timeout is None else started_at + self.timeout,
+            self.idle_timeout,
+            self.digests,
+            description,
+            self.argv,
+            self.cwd,
+            time.time_ns() // 1_000_000,
+            self.grace,
+            None if self.limits is None else self.limits.values(),
+        )
+        return started, locks
 
 
 def start_digests(params: StartParams) -> dict[str, str]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from execprotocol.errors import InvalidRequest, SpawnFailed, unknown_process
+from execprotocol.errors import InvalidRequest, SpawnFailed, start_cancelled, unknown_process
 from execserver.launch_spec import LaunchSpec
 from execserver.processes.executor import Executor
 from execserver.processes.process import ManagedProcess
@@ -113,20 +113,56 @@ class ProcessStore:
             InvalidRequest: the name is taken, or the session has ended.
             SpawnFailed: the operating system's reason why it cannot be started.
         """
-        if self._ended or self.executor.stopping:
-            raise InvalidRequest(
-                "the session has ended" if self._ended else "the daemon is stopping", name="stopping"
-            )
+        self._require_starts()
         self.require_free(process_id)
         try:
             process = self.executor.start(self._session_id, process_id, make_spec(), options, self.on_closed)
         except (OSError, ValueError) as error:
             measures.failed_starts += 1
             raise SpawnFailed(error) from None
-        self._processes[process_id] = process
-        self._numbers.add(process.number)
-        self._log.debug("process started", process=process_id, pid=process.pid, tty=process.tty)
+        self._add(process)
         return process
+
+    async def start_limited(
+        self, process_id: str, spec: LaunchSpec, options: StartOptions, may_start: Callable[[], bool]
+    ) -> ManagedProcess:
+        """Start a process whose limits need a control group, under a reserved name.
+
+        The caller must not be cancelled meanwhile.
+
+        Raises:
+            InvalidRequest: a limit cannot be enforced, the session has ended, or `may_start` is false by now.
+            SpawnFailed: as for `start`.
+        """
+        self._require_starts()
+
+        def wanted() -> bool:
+            return may_start() and not (self._ended or self.executor.stopping)
+
+        try:
+            from execserver.processes.limited_start import LimitedStart  # with limits only
+
+            start = LimitedStart(self.executor, spec, options, wanted)
+            process = await start.run(self._session_id, process_id, self.on_closed)
+        except (OSError, ValueError) as error:
+            measures.failed_starts += 1
+            raise SpawnFailed(error) from None
+        if process is None:
+            self._require_starts()
+            raise start_cancelled(process_id)
+        self._add(process)
+        return process
+
+    def _require_starts(self) -> None:
+        if self._ended or self.executor.stopping:
+            raise InvalidRequest(
+                "the session has ended" if self._ended else "the daemon is stopping", name="stopping"
+            )
+
+    def _add(self, process: ManagedProcess) -> None:
+        self._processes[process.process_id] = process
+        self._numbers.add(process.number)
+        self._log.debug("process started", process=process.process_id, pid=process.pid, tty=process.tty)
 
     def inherit(self, processes: Iterable[ManagedProcess], numbers: Iterable[int]) -> None:
         """Take over the processes of a session of the previous server.

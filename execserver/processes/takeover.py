@@ -16,14 +16,16 @@ from execserver import descendants
 from execserver.processes.executor import Executor
 from execserver.processes.output_log import OutputLog
 from execserver.processes.process import ManagedProcess
+from execserver.processes.process_limits import ProcessLimits
 from execserver.processes.recovery_state import RecoveredState, Slots
 from execserver.processes.spawn import Spawned
 from execserver.spool.arena import ProcessIndex
 from execserver.spool.records import ProcessState
-from execserver.supervisor.fd_store_protocol import DATA, MEMORY, PROCESS, SANDBOX
+from execserver.supervisor.fd_store_protocol import DATA, MEMORY, OOM, PROCESS, SANDBOX
 from execserver.telemetry.logs import Logger
 
 if TYPE_CHECKING:
+    from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.sandboxes import Sandboxes
 
 log = Logger()
@@ -58,6 +60,8 @@ class Takeover:
             on_closed: for a session id, what is called when one of its processes is closed.
         """
         recovered, executor = self._recovered, self._executor
+        if recovered.groups:
+            executor.tree_killer.open_leaves(recovered.groups)
         inherited: dict[str, list[ManagedProcess]] = {}
         for number, known in self.state.processes.items():
             slots, index = recovered.slots.pop(number, {}), recovered.indices.pop(number, None)
@@ -72,6 +76,7 @@ class Takeover:
         for index in recovered.indices.values():
             self._recovery.arena.free(index)
         executor.forgotten = self.state.forgotten
+        self._unfinished += sorted(self.state.launching)
         # A survivor of `kill_unfinished_starts` may bear the next one.
         executor.next_number = self.state.highest + 2
         for number, status in recovered.exits.items():
@@ -79,6 +84,8 @@ class Takeover:
         for process in executor.processes():
             process.leader.check()
         self._finish_kills()
+        if (leaves := executor.tree_killer.leaves) is not None:
+            leaves.leave_all_but([each.number for each in executor.processes() if not each.closed])
         return inherited
 
     async def kill_unfinished_starts(self) -> None:
@@ -146,13 +153,26 @@ class Takeover:
         if started.sandbox is not None and not closed:
             confinement = self._sandboxes.adopt(started.sandbox, _take_locks(slots))
         live = bool(ends) and not closed
-        process = self._executor.add(started, restored, on_closed, confinement, live=live)
+        limits = self._restore_limits(known, slots, confinement)
+        process = self._executor.add(started, restored, on_closed, confinement, limits, live=live)
         if live:
             process.inherit(known, Spawned.from_kept(started.pid, ends, tty=started.tty), slots)
         else:
             _close_all([ends])
             process.inherit(known, None, slots)
         return process
+
+    def _restore_limits(
+        self, known: ProcessState, slots: Slots, confinement: Confinement | None
+    ) -> ProcessLimits | None:
+        leaves = self._executor.tree_killer.leaves
+        leaf = None if leaves is None else leaves.find(known.started.number)
+        if leaf is not None:
+            leaf.extra_pids = 0 if confinement is None else confinement.own_processes
+            if slots.get(OOM):
+                [leaf.oom_events] = slots[OOM]
+                slots[OOM] = []
+        return ProcessLimits.restored(known, leaf)
 
     def _restore_log(
         self, number: int, index: ProcessIndex, disk: int | None, memory: int | None

@@ -11,9 +11,9 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from execserver import descendants
 from execserver.processes.process import ManagedProcess
@@ -21,6 +21,9 @@ from execserver.processes.reserved_descriptors import ReservedDescriptors
 from execserver.processes.usage import Usage, measure
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
+
+if TYPE_CHECKING:
+    from execserver.limits.leaves import Leaves
 
 log = Logger()
 
@@ -49,6 +52,8 @@ class TreeKiller:
         self._protected = frozenset(protected)
         self._reserved = reserved
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.leaves: Leaves | None = None
+        """The control groups of processes with limits, once there are any."""
         self.tagged = _may_tag(instance)
         """Whether processes bear ownership tags."""
 
@@ -159,6 +164,27 @@ class TreeKiller:
             # No scan is possible, so perhaps.
             return True
 
+    def open_leaves(self, groups: Iterable[int] = ()) -> Leaves:
+        """The control groups of processes with limits. The first call may pass those of a previous server,
+        as descriptors, which belong to the result.
+        """
+        if self.leaves is None:
+            from execserver.limits.leaves import Leaves  # most daemons never need them
+
+            self.leaves = Leaves(self._instance, self.own_pids)
+            self.leaves.adopt(groups)
+        return self.leaves
+
+    def own_pids(self) -> set[int]:
+        """The pids of the service: the daemon, its supervisor and all descendants; blocking.
+
+        Raises:
+            OSError: no descriptors are available.
+        """
+        roots = () if self.tagged else [os.getpid()]
+        found = descendants.find_descendants(self._instance, exclude=self._protected, roots=roots)
+        return found | self._protected
+
     def usage(self, leaders: dict[int, int]) -> dict[int, Usage]:
         """The present use of processes with their descendants, by number; blocking, for a thread.
 
@@ -168,6 +194,9 @@ class TreeKiller:
         return measure(descendants.descendants_by_number(self._instance, leaders, exclude=self._protected))
 
     def _kill(self, numbers: Collection[int], leaders: Collection[int]) -> list[int]:
+        if self.leaves is not None:
+            # At once, and whatever they have done to their tags.
+            self.leaves.kill(numbers)
         roots = () if self.tagged else leaders
         return descendants.kill_descendants(self._instance, numbers, exclude=self._protected, roots=roots)
 

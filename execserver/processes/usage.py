@@ -6,8 +6,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from execprotocol.process import ExitUsage
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -18,6 +22,8 @@ class Usage(msgspec.Struct, frozen=True):
     rss_bytes: int
     """Resident memory; shared memory counts for each process."""
     count: int
+    of_leaf: ExitUsage | None = None
+    """That of a process with limits since its start."""
 
 
 def measure(descendants: Mapping[int, Iterable[int]]) -> dict[int, Usage]:

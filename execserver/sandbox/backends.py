@@ -14,6 +14,7 @@ from execserver.sandbox.backend import Inspection, Sandbox, SandboxBackend, name
 from execserver.sandbox.bare_roots import WatchedRoots
 from execserver.sandbox.bubblewrap import SealedProgram, memory_file
 from execserver.sandbox.confinement import Confinement
+from execserver.sandbox.entry_points import SandboxFolder, close_launch
 from execserver.sandbox.mount_points.registry import Lease
 from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import Policy
@@ -72,6 +73,68 @@ class BackendConfinement(Confinement):
         super().release()
 
 
+class PreparedConfinement(BackendConfinement):
+    """One command's sandbox by a backend from an entry point, which may block: it has been called already.
+
+    Args:
+        policy: as for the base class, like `cwd`, `name`, `backend`, `sandbox`, `lease` and `watched`.
+        cwd: see there.
+        name: see there.
+        backend: see there.
+        sandbox: see there.
+        lease: see there.
+        watched: see there.
+        launch: the result of `backend.wrap` for the command.
+        folder: the folder of this sandbox.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        cwd: str,
+        name: str,
+        backend: SandboxBackend,
+        sandbox: Sandbox,
+        lease: Lease | None,
+        watched: WatchedRoots | None,
+        *,
+        launch: LaunchSpec,
+        folder: SandboxFolder,
+    ) -> None:
+        super().__init__(policy, cwd, name, backend, sandbox, lease, watched)
+        self._launch: LaunchSpec | None = launch
+        self._folder = folder
+
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False, gated: bool = False) -> LaunchSpec:
+        """See `Confinement`. Only once, for the command that it was prepared for.
+
+        Raises:
+            ValueError: it has been wrapped before, or limits need a folder that it makes writable.
+        """
+        if bubblewrap.read_only(self._sandbox.view, command.read_only):
+            raise ValueError(
+                f"a sandbox of the backend {self.backend} that can write to the control groups in "
+                f"{', '.join(command.read_only)} cannot have limits: grant less writing"
+            )
+        launch, self._launch = self._launch, None
+        if launch is None:
+            raise ValueError("this sandbox has been used")
+        return replace(launch, spawn=command.spawn, passed=(*launch.passed, *self._folder.take_lock()))
+
+    @property
+    def releases_at_once(self) -> bool:
+        """See `Confinement`."""
+        return False
+
+    def release(self) -> None:
+        """See `Confinement`."""
+        launch, self._launch = self._launch, None
+        if launch is not None:
+            close_launch(launch)
+        self._folder.release()
+        super().release()
+
+
 class Bubblewrap(SandboxBackend):
     """Separate namespaces, made by bubblewrap.
 
@@ -126,7 +189,8 @@ class Bubblewrap(SandboxBackend):
                 line, command.cwd, command.environment, new_session, sandbox.dies_with_parent
             )
             ends = (gate[0], gate[1]) if gate else None
-            arguments = bubblewrap.arguments(options, inside, program, status_inside, ends)
+            made = [*options, *bubblewrap.read_only(sandbox.view, command.read_only)]
+            arguments = bubblewrap.arguments(made, inside, program, status_inside, ends)
             # Last, so that nothing can fail between this and the return.
             arguments_file = memory_file(arguments)
         except BaseException:
@@ -176,7 +240,7 @@ class SeccompOnly(_ThreadLimits):
         """See `SandboxBackend`."""
         program = sandbox.seccomp_program(namespaces_denied=False)
 
-        def limit(_terminal: str | None) -> None:
+        def limit(_terminal: str | None, _gate: str | None = None) -> None:
             deny_new_privileges()
             install_filter(program)
 
@@ -213,10 +277,10 @@ class Landlock(_ThreadLimits):
         # `dies_with_parent` has no meaning here: the parent would be the thread.
         program = sandbox.seccomp_program(tracing=True)
 
-        def limit(terminal: str | None) -> None:
+        def limit(terminal: str | None, gate: str | None = None) -> None:
             from execserver.sandbox import landlock
 
-            with landlock.Ruleset.of_view(sandbox.view, own=self._own, terminal=terminal) as rules:
+            with landlock.Ruleset.of_view(sandbox.view, own=self._own, terminal=terminal, gate=gate) as rules:
                 rules.restrict_self(program)
 
         return replace(command, limit=limit)

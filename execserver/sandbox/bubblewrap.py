@@ -17,6 +17,7 @@ import msgspec
 
 from execserver.sandbox.backend import Sources
 from execserver.sandbox.devices import NODES
+from execserver.sandbox.policy import is_below
 from execserver.sandbox.view import Bind, Mask, Mount, Symlink, Tmpfs, View
 
 MAX_ARGUMENTS = 8900
@@ -86,6 +87,22 @@ def options(
         result += ["--remount-ro", target]
     if view.base == "empty":
         result += ["--remount-ro", "/"]
+    return result
+
+
+def read_only(view: View, folders: Collection[str]) -> list[str]:
+    """The options that make folders of the host read-only, where the view makes something of them writable.
+
+    Without a pid namespace the files are not limited, and the command could undo it.
+    """
+    if not view.namespaces:
+        return []
+    writable = [mount.target for mount in view.mounts if isinstance(mount, Bind) and mount.writable]
+    writable += ["/"] if view.base == "write" else []
+    result: list[str] = []
+    for folder in folders:
+        if any(is_below(folder, target) or is_below(target, folder) for target in writable):
+            result += ["--ro-bind", folder, folder]
     return result
 
 

@@ -53,6 +53,11 @@ class Confinement(ABC):
         """
 
     @property
+    def own_processes(self) -> int:
+        """The processes of the backend itself, beside those of the command."""
+        return 1 + self.namespaces if self.backend == "bubblewrap" or self.namespaces else 0
+
+    @property
     def releases_at_once(self) -> bool:
         """Whether `release` cannot block."""
         return self._lease is None and self._watched is None

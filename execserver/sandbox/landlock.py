@@ -188,6 +188,7 @@ class Ruleset:
         *,
         own: DaemonPaths = _NOTHING,
         terminal: str | None = None,
+        gate: str | None = None,
     ) -> Self:
         """The rules for a view whose files are limited.
 
@@ -195,6 +196,7 @@ class Ruleset:
             view: a view for which `unstatable(view, own)` is None.
             own: the daemon's own files, as for `unstatable`.
             terminal: the slave of the command's pseudo-terminal, which the command may open.
+            gate: another file that its process opens before it becomes the command.
 
         Raises:
             OSError, ValueError: as for the class; ValueError also if the view cannot be enforced.
@@ -214,7 +216,7 @@ class Ruleset:
             read + [each.target for each in binds if not each.writable],
             write,
             network=view.network,
-            devices=[*DEVICES, *([terminal] if terminal is not None else [])],
+            devices=[*DEVICES, *(path for path in (terminal, gate) if path is not None)],
             hidden=hidden,
         )
 

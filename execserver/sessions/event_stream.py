@@ -46,15 +46,20 @@ most 1 MiB of events that arrive before that answer."""
 
 
 def end_members(process: ManagedProcess) -> bytes:
-    """The extension members of an exit: `,"cause":"…"`, and of a sandboxed process `,"denial":{…}` and
-    `,"endedWithSandbox":{…}`.
+    """The extension members of an exit: `,"cause":"…"`, of a sandboxed process `,"denial":{…}` and
+    `,"endedWithSandbox":{…}`, and of a process with limits `,"limit":{…}` and `,"usage":{…}`.
     """
     members = b',"cause":"%b"' % (process.cause or "unknown").encode()
     denial = process.denial()
     if denial is not None:
         members += b',"denial":' + msgspec.json.encode(denial)
     ended = None if process.sandbox is None else process.sandbox.ended_with_sandbox()
-    return members if ended is None else members + b',"endedWithSandbox":' + msgspec.json.encode(ended)
+    if ended is not None:
+        members += b',"endedWithSandbox":' + msgspec.json.encode(ended)
+    limits = process.limits
+    if limits is not None and limits.hit is not None:
+        members += b',"limit":' + msgspec.json.encode(limits.hit)
+    return members if limits is None else members + b',"usage":' + msgspec.json.encode(limits.usage())
 
 
 class Hold(Enum):

@@ -20,7 +20,9 @@ Rules kept in this file:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+import uuid
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -33,6 +35,9 @@ from execserver.spool.records import NetworkAnswer, NetworkTarget, keep_decision
 from execserver.telemetry.logs import Logger
 
 log = Logger()
+
+MAX_EVENTS = 256
+"""Events that wait for a client. A command could make them without end."""
 
 _MAX_WAIT_SECONDS = 10 * 365 * 24 * 3600.0
 """A timer of the loop cannot wait for 2^64 milliseconds."""
@@ -55,29 +60,32 @@ class Client(Protocol):
             ConnectionError: the connection was lost before the answer.
         """
 
+    def may_queue_event(self) -> bool:
+        """Whether another event may be queued."""
+
+    def send_event(self, parts: Sequence[bytes]) -> None:
+        """Queue a notification."""
+
 
 class NetworkDecisions:
     """The decisions of one session.
 
     Args:
         record: called with an answer before it is kept for the session; may raise OSError.
-        report: sends an event to the attached connection, if there is one.
         kept: the answers that an earlier server kept, oldest first.
     """
 
     def __init__(
         self,
         record: Callable[[NetworkTarget, NetworkAnswer], None],
-        report: Callable[[PolicyDecisionEvent], None],
         kept: Mapping[NetworkTarget, NetworkAnswer],
     ) -> None:
-        self.report = report
-        """Report a decision of a proxy to the client."""
         self._record = record
         self._kept = dict(kept)
         self._questions: dict[_Key, _Question] = {}
         self._client: Client | None = None
         self._connected = asyncio.Event()
+        self._events: deque[PolicyDecisionEvent] = deque(maxlen=MAX_EVENTS)
 
     def set_client(self, client: Client | None) -> None:
         """Ask this connection from now on. With None, questions wait for the next one."""
@@ -86,6 +94,19 @@ class NetworkDecisions:
             self._connected.clear()
         else:
             self._connected.set()
+            self.send_events()
+
+    def report(self, event: PolicyDecisionEvent) -> None:
+        """Report a decision of a proxy, as soon as the client takes it; newer ones may drop it before."""
+        self._events.append(event)
+        self.send_events()
+
+    def send_events(self) -> None:
+        """Send the events that wait, as far as they may be queued."""
+        client = self._client
+        while client is not None and self._events and client.may_queue_event():
+            event = {"method": "network/policyDecision", "params": self._events.popleft()}
+            client.send_event((msgspec.json.encode(event),))
 
     async def decide(self, process_id: str, request: NetworkRequest, timeout_s: float) -> Decision:
         """Whether a process may reach a host.
@@ -138,13 +159,16 @@ class NetworkDecisions:
 
     async def _ask(self, process_id: str, target: NetworkTarget, request: NetworkRequest) -> Decision:
         params = {"processId": process_id, "request": msgspec.to_builtins(request)}
+        extended = {**params, "questionId": str(uuid.uuid4())}
         while True:
             await self._connected.wait()
             client = self._client
             if client is None:
                 continue
             try:
-                result = await client.request("network/policyRequest", params)
+                result = await client.request(
+                    "network/policyRequest", extended if client.extensions else params
+                )
             except ConnectionError:
                 if self._client is client:
                     self.set_client(None)

@@ -11,7 +11,7 @@ Rules kept in this file:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -107,6 +107,12 @@ class SessionEnded(Record, tag="session-ended", frozen=True):
     id: str
 
 
+class Launching(Record, tag="launching", frozen=True):
+    """A process of this number may be spawned before it is recorded as started, while others are."""
+
+    number: int
+
+
 class Started(Record, tag="started", frozen=True):
     """A process was spawned. Times are those of CLOCK_MONOTONIC, in seconds."""
 
@@ -129,6 +135,8 @@ class Started(Record, tag="started", frozen=True):
     """The start in milliseconds since 1970."""
     grace: float | None = None
     """Seconds between SIGTERM and SIGKILL at a time limit; None for SIGKILL at once."""
+    limits: dict[str, int] | None = None
+    """The limits in force, by their names on the wire; None without any."""
 
 
 class Written(Record, tag="written", frozen=True):
@@ -166,6 +174,10 @@ class Exited(Record, tag="exited", frozen=True):
     """Why the command was never run."""
     at: float = 0.0
     """Seconds of CLOCK_MONOTONIC."""
+    limit: Mapping[str, Any] | None = None
+    """The one of its limits that ended it."""
+    usage: Mapping[str, Any] | None = None
+    """What a process with limits used."""
 
 
 class Closed(Record, tag="closed", frozen=True):
@@ -197,6 +209,7 @@ AnyRecord = (
     | NetworkDecided
     | SessionEnding
     | SessionEnded
+    | Launching
     | Started
     | Written
     | StdinClosed
@@ -295,6 +308,8 @@ class State(msgspec.Struct):
     processes: dict[int, ProcessState] = msgspec.field(default_factory=dict)
     """By number, oldest first."""
     forgotten: ForgottenProcesses = msgspec.field(default_factory=ForgottenProcesses)
+    launching: set[int] = msgspec.field(default_factory=set)
+    """Numbers of starts that were begun and neither completed nor given up."""
     highest: int = 0
     """The highest number that a process ever had."""
     skipped: int = 0
@@ -321,6 +336,7 @@ class State(msgspec.Struct):
             if state.ending:
                 # Without its time: its processes are among the forgotten ones already.
                 yield SessionEnding(session)
+        yield from map(Launching, sorted(self.launching))
         yield from self.forgotten
         yield Numbered("", [self.highest])
 
@@ -368,7 +384,13 @@ def _session_ended(state: State, record: SessionEnded) -> None:
     state.sessions.pop(record.id, None)
 
 
+def _launching(state: State, record: Launching) -> None:
+    state.launching.add(record.number)
+    state.highest = max(state.highest, record.number)
+
+
 def _started(state: State, record: Started) -> None:
+    state.launching.discard(record.number)
     state.processes[record.number] = ProcessState(record)
     state.highest = max(state.highest, record.number)
     session = state.sessions.get(record.session)
@@ -383,6 +405,7 @@ def _numbered(state: State, record: Numbered) -> None:
 
 
 def _forgotten(state: State, record: Forgotten) -> None:
+    state.launching.discard(record.number)
     process = state.processes.pop(record.number, None)
     if process is None or process.over_since is None:
         return
@@ -442,6 +465,7 @@ _FOLD: dict[type[AnyRecord], Callable[[State, Any], None]] = {
     NetworkDecided: _network_decided,
     SessionEnding: _session_ending,
     SessionEnded: _session_ended,
+    Launching: _launching,
     Started: _started,
     Numbered: _numbered,
     Forgotten: _forgotten,

@@ -38,11 +38,12 @@ KEEP, RELEASE, REAPED, KEPT, EXITED, HANDED, DROP = range(1, 8)
 
 SERVICE = 0
 """The number of the service itself, which is no process."""
-LEDGER, ARENA, SMALL = 1, 2, 3
+LEDGER, ARENA, SMALL, GROUPS = 1, 2, 3, 8
 """Slots of the service."""
-PROCESS, DATA, MEMORY, INPUT, STATUS, NETWORK, SANDBOX = 0, 1, 2, 3, 4, 5, 16
+PROCESS, DATA, MEMORY, INPUT, STATUS, NETWORK, OOM, SANDBOX = 0, 1, 2, 3, 4, 5, 8, 16
 """Slots of a process: pidfd and our ends of its pipes, data file, ring in memory, stdin file, the sandbox
-launcher's report, the control socket of its network proxy, and from `SANDBOX` on the locks of its sandbox."""
+launcher's report, the control socket of its network proxy, the count of its memory limit, and from `SANDBOX`
+on the locks of its sandbox."""
 
 EVERY_SLOT = 255
 

@@ -282,6 +282,23 @@ def test_a_question_whose_connection_is_cut_is_asked_again(endpoint: Endpoint, t
     assert len(again.questions) == 1
 
 
+@pytest.mark.transports("unix")
+@pytest.mark.statement("Q31")
+def test_a_question_keeps_its_name_on_the_next_connection(endpoint: Endpoint, target: str) -> None:
+    client = endpoint.connect(extensions=True)
+    fetcher = Fetcher(client)
+    fetcher.fetch(target)
+    fetcher.fetch(UNKNOWN)
+    names = [question(client, number)["params"].pop("questionId") for number in (1, 2)]
+    assert len(set(names)) == 2
+    for number in (1, 2):
+        check("server-requests/network.policyRequest.params.json", question(client, number)["params"])
+    client.close()
+
+    again = resume(endpoint, client.session_id, extensions=True)
+    assert {question(again, number)["params"]["questionId"] for number in (1, 2)} == set(names)
+
+
 @pytest.mark.transports("unix", "ws")
 @pytest.mark.statement("Q28")
 def test_nothing_is_asked_before_the_handshake_is_complete(endpoint: Endpoint, target: str) -> None:
@@ -373,7 +390,7 @@ def test_answers_survive_the_server_and_an_open_question_is_asked_by_the_next(
         threading.Event().wait(0.2)
 
     again = resume(private, client.session_id)
-    assert question(again)["params"] == asked["params"]
+    assert question(again)["params"]["request"] == asked["params"]["request"]
     again.respond(1, result=deny(scope="session"))
     assert fetcher.on(again).status(UNKNOWN) == 403
     fetcher.fetch(target)

@@ -56,7 +56,7 @@ class _Schemas:
         schema: Schema = {"description": _text(shape), "properties": properties, "title": shape.__name__}
         if required:
             schema["required"] = required
-        if not _is_model(shape):
+        if not _is_model(shape) or shape.__struct_config__.forbid_unknown_fields:
             schema["additionalProperties"] = shape in OPEN
         return _sorted({**schema, "type": "object", **getattr(shape, "further_schema", {})})
 

@@ -32,7 +32,11 @@ Sandbox = SupportsContext | Mapping[str, Json]
 
 
 class SupportsProxy(Protocol):
-    """The hosts that a command may reach, such as `NetworkAccess`. A protocol, as for policies."""
+    """The hosts that a command may reach, such as `NetworkAccess`. A protocol, as for policies.
+
+    With the methods `decide` and `report`, which are then handlers like `on_network_request` and
+    `on_network_decision` of `connect`, it answers for its process itself.
+    """
 
     def wire(self) -> Mapping[str, Json]:
         """The member `networkProxy` of `process/start`."""

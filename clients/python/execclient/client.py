@@ -216,6 +216,7 @@ class Executor:
         session_id: str | None = None,
         after_seq: int = 0,
         interactive: bool = False,
+        network: Network | None = None,
         buffer_bytes: int | None = BUFFER_BYTES,
     ) -> Process:
         """An existing process of this session or of another session.
@@ -230,6 +231,8 @@ class Executor:
             session_id: its session; this session by default.
             after_seq: begin after this number; 0 for all output that is kept.
             interactive: request the right to resize the terminal of another session's process.
+            network: answers questions about the hosts of a process of this session, in place of the `network`
+                that it was started with.
             buffer_bytes: as for `start`.
 
         Raises:
@@ -250,6 +253,8 @@ class Executor:
             if "unknown process" in error.message:
                 raise NoSuchProcess(error.message) from error
             raise
+        if own:
+            self._session.network.serve_own(process_id, network)
         pid, tty = state.get("pid"), state.get("tty")
         if own and "process/list" in self.capabilities:
             for info in await self.processes():

@@ -30,7 +30,6 @@ from execclient.process_input import sending
 from execclient.results import TIME_LIMITS, TIMED_OUT, RunResult
 from execclient.run_output import RunOutput
 from execclient.session.inbox import Inbox
-from execclient.session.network import NetworkHandlers
 from execclient.session.session import Session
 
 BACKSTOP_SECONDS = 5.0
@@ -99,16 +98,19 @@ class Starter:
         session = self.session
         params = self._params(inbox.id, options)
         known = inbox.key in session.inboxes
-        self._serve_network(inbox, options)
         attach = options.if_exists == "attach"
         repeatable = attach or (options.new_id and "process/start.ifExists" in session.capabilities)
         if not attach:
             # Before the start: a server may send events of a process before the response.
             session.add(inbox)
+        if not known:  # else the questions are those of another process of this id
+            session.network.serve_own(inbox.id, options.network)
         try:
             result, repeated = await self._call(params, repeatable=repeatable, new_id=options.new_id)
         except BaseException as error:
             session.inboxes.forget(inbox)
+            if not known:
+                session.network.release(inbox.id)
             # The process may run all the same. But the id may also be that of an earlier process.
             if not (known or attach or isinstance(error, CallFailed | SessionLost | ExecutorClosed)):
                 session.terminate_soon(inbox.id)
@@ -118,7 +120,7 @@ class Starter:
             session.inboxes.forget(inbox)  # it may have missed events of the first start
         if attach or repeated:
             await session.attach(inbox)
-            self._serve_network(inbox, options)
+        session.network.serve_own(inbox.id, options.network)
         if deadlines is not None:
             deadlines.begin()
         return Process(
@@ -132,12 +134,6 @@ class Starter:
             confined="sandbox" in params,
             deadlines=deadlines,
         )
-
-    def _serve_network(self, inbox: Inbox, options: StartOptions) -> None:
-        """Let the network of a process answer questions about its hosts, if it can."""
-        network = options.network
-        if network is not None and hasattr(network, "decide") and hasattr(network, "report"):
-            self.session.network.serve(inbox.id, NetworkHandlers(network.decide, network.report))
 
     async def _call(self, params: Mapping[str, Json], *, repeatable: bool, new_id: bool) -> tuple[Json, bool]:
         """The response to a start, and whether it was sent more than once (`docs/protocol.md`, H45)."""

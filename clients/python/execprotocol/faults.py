@@ -117,6 +117,11 @@ def _inside(kind: Any, value: Any, place: _Place) -> Iterator[Fault]:
                 yield from _faults(field.type, value[name], (*place, name))
             elif field.required:
                 yield Fault(f"missing field `{name}`", ".".join((*place, name)), missing=True)
+        if kind.__struct_config__.forbid_unknown_fields:
+            known = [field.encode_name for field in msgspec.structs.fields(kind)]
+            for name in value.keys() - known:
+                where = ".".join((*place, name))
+                yield Fault(f"unknown field `{where}`, expected one of {', '.join(known)}", where)
 
 
 def _tagged(choices: list[Any], value: Any, place: _Place) -> Iterator[Fault]:

@@ -69,6 +69,9 @@ TTY_ROWS, TTY_COLUMNS = 24, 80
 MAX_TERMINAL_SIDE = 65_535
 """Rows or columns of a terminal: the kernel has 16 bits for each."""
 
+MIN_MEMORY_LIMIT = 1 << 20
+"""Of a process, in bytes. With less hardly a program starts."""
+
 MAX_HTTP_BODY_BYTES = 47 << 20
 """Raw bytes of a response in one reply: as base64 with its head it fits into a message of 64 MiB, the
 largest that the stock client takes. Larger ones can be streamed."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypeAlia
 from uuid import UUID
 
 from msgspec import Meta, Struct
+from msgspec.structs import fields
 
-from execprotocol.limits import MAX_TERMINAL_SIDE, TTY_COLUMNS, TTY_ROWS
+from execprotocol.limits import MAX_TERMINAL_SIDE, MIN_MEMORY_LIMIT, TTY_COLUMNS, TTY_ROWS
 from execprotocol.model import (
     EXTENSION,
     U16,
@@ -191,6 +192,71 @@ class ManagedNetwork(Params):
     """Whether the process may listen on loopback."""
 
 
+class ResourceLimits(Params, forbid_unknown_fields=True):
+    """What a process and all its descendants may use together, enforced by control groups. A limit that this
+    executor cannot enforce is refused, and so is an unknown member.
+    """
+
+    memory_bytes: Annotated[int, Meta(ge=MIN_MEMORY_LIMIT, le=2**53)] | None = None
+    """Memory in bytes, with the page cache of their files; they get no swap beside it. When it is exhausted,
+    all of them are killed, and the `cause` is `limit`. At least 1 MiB; null for no limit."""
+
+    pids: Annotated[int, Meta(ge=1, le=2**22)] | None = None
+    """Processes and threads at a time; those of a sandbox itself are not counted. Above it, `fork` fails with
+    EAGAIN. Null for no limit."""
+
+    cpu_percent: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    """Processor time, in percent of one processor: 150 is one and a half. Above it they wait. Null for no
+    limit."""
+
+    io_weight: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    """The share of block devices while other processes use them, too; 100 is that of processes without this
+    limit. Refused where no device shares its time by weight. Null for no weight."""
+
+    wall_ms: Milliseconds | None = None
+    """How long the process may run, in milliseconds, as `timeoutMs`; the `cause` is then `limit`. With both,
+    the shorter one ends it. Null for no limit."""
+
+    def values(self) -> dict[str, int]:
+        """The limits that are not null, by their names on the wire."""
+        found = {field.encode_name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def need_group(self) -> bool:
+        """Whether a control group has to enforce them."""
+        return bool(self.values().keys() - {"wallMs"})
+
+
+class LimitHit(TypedDict):
+    """The limit that ended a process."""
+
+    which: Literal["memory", "wall"]
+    """`memory` for `memoryBytes`, `wall` for `wallMs`."""
+
+    value: int
+    """The limit: bytes, or milliseconds."""
+
+
+class ExitUsage(TypedDict):
+    """What a process with `limits` and its descendants used together. A member that the kernel does not
+    count is missing.
+    """
+
+    memoryPeakBytes: NotRequired[U64]
+    """The most memory at a time."""
+
+    pidsPeak: NotRequired[U64]
+    """The most processes and threads at a time."""
+
+    cpuMs: NotRequired[U64]
+    """Processor time in milliseconds."""
+
+    limitsHit: list[Literal["memory", "pids", "cpu", "wall"]]
+    """The limits that had an effect: `memory` exhausted, a `fork` that `pids` refused, a wait for `cpu`, or
+    the end at `wall`."""
+
+
 class StartParams(Params):
     """Start a process, on pipes or on a terminal.
 
@@ -200,7 +266,9 @@ class StartParams(Params):
     input is at end of file. After a failed start the id is free and no event is sent.
     """
 
-    extension_members = frozenset({"timeout_ms", "idle_timeout_ms", "if_exists", "size", "grace_ms"})
+    extension_members = frozenset(
+        {"timeout_ms", "idle_timeout_ms", "if_exists", "size", "grace_ms", "limits"}
+    )
 
     process_id: str
     """The client's name for the process, unique within the session: any string, also an empty one. It
@@ -267,9 +335,12 @@ class StartParams(Params):
     """The size of the terminal; null for 24 rows and 80 columns. Refused without `tty`."""
 
     grace_ms: Milliseconds | None = None
-    """How long the process may clean up at `timeoutMs` or `idleTimeoutMs`, in milliseconds: its group gets
-    SIGTERM, and what is left of it and its descendants after that time is killed. Null kills at once.
-    Refused without either limit."""
+    """How long the process may clean up at `timeoutMs`, `idleTimeoutMs` or `wallMs`, in milliseconds: its
+    group gets SIGTERM, and what is left of it and its descendants after that time is killed. Null kills at
+    once. Refused without a limit in time."""
+
+    limits: ResourceLimits | None = None
+    """What the process and its descendants may use together; null for the executor's default."""
 
 
 class StartResult(TypedDict):
@@ -653,6 +724,13 @@ class ProcessEntry(TypedDict):
     processCount: U64 | None
     """The number of these processes; null if there are none."""
 
+    limits: NotRequired[dict[str, int]]
+    """Its limits, with those that the executor added, by the names in `limits` of `process/start`; present
+    only if it has any."""
+
+    usage: NotRequired[ExitUsage]
+    """What the process and its descendants used so far, or until it ended; present only with `limits`."""
+
     argv: list[str] | None
     """The command line, cut at 4096 characters; null without `argv` in the request."""
 
@@ -837,8 +915,14 @@ class ExitedEvent(TypedDict):
 
     cause: NotRequired[Annotated[ExitCause, EXTENSION]]
     """Why the process ended: by itself (`normal`), by a signal, by a `process/terminate`, by `timeoutMs`
-    or `idleTimeoutMs`, with its session, with the daemon, for lack of memory, or by a limit of the system.
-    `unknown` after a crash of the daemon."""
+    or `idleTimeoutMs`, with its session, with the daemon, for lack of memory on the machine, or by a limit:
+    one of `limits`, which `limit` then names, or one of the system. `unknown` after a crash of the daemon."""
+
+    limit: NotRequired[Annotated[LimitHit, EXTENSION]]
+    """The limit that ended the process. Only if it was one of `limits`."""
+
+    usage: NotRequired[Annotated[ExitUsage, EXTENSION]]
+    """What the process and its descendants used until then. Only for a process with `limits`."""
 
 
 class ClosedEvent(TypedDict):

@@ -161,6 +161,15 @@ def sandbox_check(result: ProbeResult | None, landlock_allowed: bool) -> Check:
     return Check("sandbox", "missing", detail, result.reason, result.fix)
 
 
+def backend_check(name: str, result: ProbeResult) -> Check:
+    """Check the backend that the setting `sandbox_backend` names."""
+    title = "sandbox backend"
+    if not result.works:
+        return Check(title, "missing", f"{name} cannot be used", result.reason, result.fix)
+    files = ", ".join(result.inspection.files)
+    return Check(title, "ok", f"{name}, by {files}" if files else name)
+
+
 def tool_checks() -> Iterator[Check]:
     """Check the programs that start commands inside a sandbox."""
     for name, package, use in (

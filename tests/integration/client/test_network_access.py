@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from execclient import NetworkAccess, NetworkDecision, NetworkRequest, ReadOnly
+from execclient import (
+    NetworkAccess,
+    NetworkDecision,
+    NetworkRequest,
+    ReadOnly,
+    Refused,
+    SystemFailure,
+)
 from execprotocol.network import Decision
 from tests.integration.client.conftest import Peer, ScriptedDaemon, connect_to
 
@@ -104,11 +111,44 @@ async def test_a_network_that_decides_itself_gets_the_questions_and_decisions_of
         peer.send(question(3, "mine", "slow.example"))
         await network.waiting.wait()
 
-        peer.send({"method": "process/exited", "params": {"processId": "mine", "seq": 1, "exitCode": 0}})
-        peer.send({"method": "process/closed", "params": {"processId": "mine", "seq": 2}})
+        last = {"method": "network/policyDecision", "params": {**decided, "host": "c.example"}}
+        peer.send(
+            last,
+            {"method": "process/exited", "params": {"processId": "mine", "seq": 1, "exitCode": 0}},
+            {"method": "process/closed", "params": {"processId": "mine", "seq": 2}},
+        )
         assert await process.wait() == 0
         assert await answer(peer, 4, "mine") == "deny"
 
     assert [request.host for request in network.asked] == ["a.example", "slow.example"]
-    assert [decision.host for decision in network.reported] == ["b.example"]
+    assert [decision.host for decision in network.reported] == ["b.example", "c.example"]
     assert network.cancelled, "the process is over, and its open question with it"
+
+
+async def test_a_start_that_is_refused_leaves_the_questions_of_the_process_of_that_id_alone(
+    scripted: ScriptedDaemon,
+) -> None:
+    first, second = Own(), Own()
+    async with connect_to(scripted) as (executor, peer):
+        starting = asyncio.create_task(executor.start(["x"], id="mine", network=first))
+        await peer.answer("process/start", {})
+        await starting
+        again = asyncio.create_task(executor.start(["x"], id="mine", network=second))
+        await peer.refuse("process/start", -32600, "process mine already exists")
+        with pytest.raises(Refused):
+            await again
+
+        assert await answer(peer, 1, "mine") == "allow"
+        assert (len(first.asked), len(second.asked)) == (1, 0)
+
+
+async def test_a_start_that_fails_leaves_no_handlers_behind(scripted: ScriptedDaemon) -> None:
+    network = Own()
+    async with connect_to(scripted) as (executor, peer):
+        starting = asyncio.create_task(executor.start(["x"], id="mine", network=network))
+        await peer.refuse("process/start", -32603, "No such file or directory (os error 2)")
+        with pytest.raises(SystemFailure):
+            await starting
+
+        assert await answer(peer, 1, "mine") == "deny"
+        assert network.asked == []

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from execclient.govern.approval_policy import NEVER
+from execclient import connect
+from execclient.govern.approval_policy import NEVER, ON_REQUEST
 from execclient.govern.approvals import (
     ACCEPT,
     ACCEPT_FOR_SESSION,
     CANCEL,
     DECLINE,
     ApprovalRequest,
+    Approvals,
     Review,
 )
 from execclient.govern.network import NetworkAccess
@@ -24,7 +27,7 @@ from execclient.govern.policy.rule_files import parse_rules
 from execclient.govern.policy.rules import NetworkRule
 from execclient.govern.queue_approver import QueueApprover
 from execclient.govern.sandbox import DangerFullAccess, ReadOnly
-from execclient.tools import ToolsConfig
+from execclient.tools import ToolsConfig, Toolset
 from execclient.tools.errors import TurnAborted
 from execclient.tools.events import NetworkDecided, ToolEvent
 from tests.support.fs_workers import bubblewrap_works
@@ -229,3 +232,27 @@ async def test_an_approval_of_the_command_says_which_hosts_it_permits(make: Make
 
     assert "reach pypi.org on the network" in user.asked[0].permits
     assert "no network" not in user.asked[0].permits
+
+
+async def test_a_resumed_command_is_asked_about_by_the_toolset_that_resumed_it(
+    url: str, workspace: Path, port: int
+) -> None:
+    executor = await connect(url)
+    first = Toolset(executor, cwd=str(workspace), config=ASKING)
+    script = f"read line; curl -s --noproxy '' http://127.0.0.1:{port}/"
+    await first.call("exec_command", {"cmd": script, "login": False, "tty": True, "yield_time_ms": 250})
+    (saved,) = first.sessions
+    await executor.detach()
+
+    user = User(ACCEPT)
+    approvals = Approvals(user=user, policy=ON_REQUEST)
+    async with (
+        connect(url, session_id=executor.session_id) as again,
+        Toolset(again, cwd=str(workspace), config=ASKING, approvals=approvals) as second,
+    ):
+        await second.resume(saved)
+        typed = {"session_id": saved.number, "chars": "\n", "yield_time_ms": 20_000}
+        result = await second.call("write_stdin", typed)
+
+    assert result.aggregated_output.endswith("reached")
+    assert [request.command for request in user.asked] == [shlex.join(saved.command)]

@@ -26,6 +26,7 @@ def test_a_permitted_name_is_reached(results: Results, name: str) -> None:
     assert (got["status"], got["body"], got["decisions"]) == (200, PUBLIC, ALLOWED)
 
 
+@pytest.mark.statement("Q2")
 @pytest.mark.parametrize("name", ["private.test", "metadata.test", "mixed.test", "loop.test"])
 def test_a_permitted_name_with_a_local_address_is_denied(results: Results, name: str) -> None:
     got = results[name]
@@ -33,10 +34,12 @@ def test_a_permitted_name_with_a_local_address_is_denied(results: Results, name:
     assert "Sandbox policy blocks local/private network addresses." in got["body"]
 
 
+@pytest.mark.statement("Q2")
 def test_a_name_with_a_denied_address_is_denied(results: Results) -> None:
     assert results["denied-address.test"]["decisions"] == [["deny", "baseline_policy", "denied"]]
 
 
+@pytest.mark.statement("Q2")
 def test_a_name_that_changes_its_address_is_connected_to_where_it_was_judged(results: Results) -> None:
     assert results["rebinding.test"]["body"] == PUBLIC
     assert results["questions"].count("rebinding.test") == 1
@@ -62,6 +65,7 @@ def test_where_local_addresses_are_permitted_names_may_have_them(results: Result
     assert results["local missing.test"]["status"] == 502
 
 
+@pytest.mark.statement("Q2")
 def test_a_name_that_is_not_permitted_is_not_looked_up(results: Results) -> None:
     assert results["unlisted"]["decisions"] == [["deny", "baseline_policy", "not_allowed"]]
     assert results["questions about unlisted"] == []

@@ -27,6 +27,7 @@ class Decider:
 
 
 ALLOW = Decision(type="allow")
+ALLOW_SESSION = Decision(type="allow", scope="session")
 
 
 def get(host: str, port: int = 80) -> bytes:
@@ -41,8 +42,8 @@ async def denial_of(running: RunningProxy, host: str) -> dict[str, object]:
     return {**json.loads(body), "error": error.partition(b": ")[2].decode()}
 
 
-async def test_a_permission_is_reported_and_kept() -> None:
-    decider = Decider(ALLOW)
+async def test_a_permission_for_the_session_is_reported_and_kept() -> None:
+    decider = Decider(ALLOW_SESSION)
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
     async with (
         origin(answer=answer) as server,
@@ -59,6 +60,25 @@ async def test_a_permission_is_reported_and_kept() -> None:
     for decision in running.decisions:
         assert (decision.decision, decision.source, decision.reason) == ("allow", "decider", "not_allowed")
         assert decision.policy_override
+
+
+async def test_a_permission_for_once_is_asked_for_again() -> None:
+    decider = Decider(ALLOW)
+    async with (
+        origin(answer=b"HTTP/1.1 204 No Content\r\n\r\n") as server,
+        proxy(None, asks=decider, allow_local_binding=True) as running,
+    ):
+        for _ in range(3):
+            assert (await running.exchange(get("127.0.0.1", server.port))).startswith(b"HTTP/1.1 204 ")
+    assert len(decider.asked) == 3
+
+
+@pytest.mark.statement("Q1")
+async def test_a_host_under_review_is_asked_about_although_it_is_listed() -> None:
+    decider = Decider(Decision(type="deny", reason="no"))
+    async with proxy({"*": "allow"}, asks=decider, review_domains=["a.example"]) as running:
+        assert (await denial_of(running, "a.example"))["reason"] == "no"
+    assert [one.host for one in decider.asked] == ["a.example"]
 
 
 async def test_equal_requests_wait_for_one_question() -> None:
@@ -115,7 +135,7 @@ async def test_every_other_answer_denies(
 async def test_a_question_without_an_answer_in_time_denies() -> None:
     decider = Decider(ALLOW)
     decider.may_answer.clear()
-    async with proxy(None, asks=decider, decision_timeout_s=0.2) as running:
+    async with proxy(None, asks=decider, decision_timeout_s=0.1) as running:
         got = await denial_of(running, "a.example")
     assert (got["decision"], got["source"], got["reason"]) == ("deny", "decider", "not_allowed")
 
@@ -144,6 +164,7 @@ async def test_a_command_that_goes_away_does_not_take_the_question_of_another_wi
             assert (await waiting)["reason"] == "no"
 
 
+@pytest.mark.statement("Q1")
 async def test_verdicts_local_addresses_and_odd_notations_are_not_asked_about() -> None:
     decider = Decider(ALLOW)
     async with proxy({"denied.example": "deny"}, asks=decider) as running:

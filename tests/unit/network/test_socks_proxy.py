@@ -94,6 +94,7 @@ async def test_a_name_that_is_none_is_not_allowed_and_looked_up_nowhere(name: by
     assert not running.decisions
 
 
+@pytest.mark.statement("Q10")
 @pytest.mark.parametrize("command", [2, 3, 0, 255])
 async def test_listening_and_udp_are_refused(command: int) -> None:
     async with proxy({"*": "allow"}, allow_local_binding=True, enable_socks5_udp=True) as running:
@@ -149,6 +150,7 @@ async def test_a_server_that_does_not_listen_refuses() -> None:
             assert await running.socks(request, count=12) == refusal(5)
 
 
+@pytest.mark.statement("Q7")
 async def test_limited_mode_has_no_socks() -> None:
     async with proxy({"example.com": "allow"}, mode="limited") as running:
         for host, port in (("example.com", 80), ("other.example", 80), ("other.example", 443)):

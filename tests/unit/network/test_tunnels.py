@@ -33,6 +33,7 @@ async def read_until_reset(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
     return got, False
 
 
+@pytest.mark.statement("Q9")
 async def test_each_direction_ends_by_itself() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         got = await reader.read()
@@ -112,6 +113,7 @@ async def test_a_slow_reader_holds_the_sender_up() -> None:
         writer.close()
 
 
+@pytest.mark.statement("Q9")
 async def test_a_reset_of_the_server_arrives_as_a_reset_behind_its_bytes() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"z" * 300_000)
@@ -159,6 +161,7 @@ async def test_an_answer_arrives_whole_while_the_server_takes_no_more() -> None:
     assert len(got) == 500_000
 
 
+@pytest.mark.statement("Q11")
 async def test_an_idle_tunnel_ends_and_a_busy_one_does_not() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(100):
@@ -178,6 +181,7 @@ async def test_an_idle_tunnel_ends_and_a_busy_one_does_not() -> None:
             writer.close()
 
 
+@pytest.mark.statement("Q11")
 async def test_connections_beyond_the_limit_are_refused_and_then_served_again() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from execserver.network.dialing import upstream_of
+from execserver.network.upstream import parse_upstream
 from tests.support.network_proxy import PATIENCE_S, Verdicts, origin, proxy, socks_request
 
 HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -16,7 +16,9 @@ LOOPBACK: Verdicts = {"127.0.0.1": "allow"}
 async def test_a_plain_request_keeps_its_url_and_gets_the_credentials() -> None:
     async with origin(answer=HELLO) as upstream:
         url = f"http://user:p%40ss@127.0.0.1:{upstream.port}"
-        async with proxy({"a.example": "allow"}, allow_upstream_proxy=True, upstream=url) as running:
+        async with proxy(
+            {"a.example": "allow"}, allow_upstream_proxy=True, allow_local_binding=True, upstream=url
+        ) as running:
             got = await running.exchange(
                 b"GET http://a.example/x HTTP/1.1\r\nHost: a.example\r\nProxy-Authorization: mine\r\n\r\n"
             )
@@ -27,8 +29,8 @@ async def test_a_plain_request_keeps_its_url_and_gets_the_credentials() -> None:
     ]
 
 
-@pytest.mark.parametrize("way", ["CONNECT", "SOCKS"])
-async def test_a_tunnel_goes_through_the_upstream_proxy(way: str) -> None:
+@pytest.mark.statement("Q12")
+async def test_a_tunnel_goes_through_the_upstream_proxy_and_socks_does_not() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"first")
         writer.write((await reader.read(100)).upper())
@@ -37,26 +39,34 @@ async def test_a_tunnel_goes_through_the_upstream_proxy(way: str) -> None:
     async with origin(serve) as server, proxy(LOOPBACK) as upstream:
         url = f"127.0.0.1:{upstream.port}"
         async with proxy(LOOPBACK, allow_upstream_proxy=True, upstream=url) as running:
-            if way == "CONNECT":
-                reader, writer = await running.connect(f"127.0.0.1:{server.port}")
-            else:
-                reader, writer = await asyncio.open_connection("127.0.0.1", running.socks_port)
-                writer.write(socks_request("127.0.0.1", server.port))
-                assert (await reader.readexactly(12))[:5] == b"\5\0\5\0\0"
+            reader, writer = await running.connect(f"127.0.0.1:{server.port}")
             writer.write(b"second")
             async with asyncio.timeout(PATIENCE_S):
                 assert await reader.readexactly(11) == b"firstSECOND"
             writer.close()
-    assert [one.port for one in upstream.decisions] == [server.port]
+            assert (await running.socks(socks_request("127.0.0.1", server.port), count=4))[2:4] == b"\5\0"
+    assert [(one.protocol, one.port) for one in upstream.decisions] == [("https_connect", server.port)]
 
 
 async def test_a_refusal_of_the_upstream_proxy_becomes_502() -> None:
     async with proxy(None) as upstream:
         url = f"http://127.0.0.1:{upstream.port}"
-        async with proxy({"a.example": "allow"}, allow_upstream_proxy=True, upstream=url) as running:
+        async with proxy(
+            {"a.example": "allow"}, allow_upstream_proxy=True, allow_local_binding=True, upstream=url
+        ) as running:
             got = await running.exchange(b"CONNECT a.example:443 HTTP/1.1\r\nHost: a.example\r\n\r\n")
     assert got.startswith(b"HTTP/1.1 502 Bad Gateway\r\n")
     assert got.endswith(b"the upstream proxy answers 403")
+
+
+@pytest.mark.statement("Q12")
+async def test_a_name_that_cannot_be_looked_up_here_is_denied_although_the_upstream_proxy_could() -> None:
+    async with origin(answer=HELLO) as upstream:
+        url = f"http://127.0.0.1:{upstream.port}"
+        async with proxy({"a.invalid": "allow"}, allow_upstream_proxy=True, upstream=url) as running:
+            got = await running.exchange(b"GET http://a.invalid/ HTTP/1.1\r\nHost: a.invalid\r\n\r\n")
+    assert b'"reason":"not_allowed_local"' in got
+    assert not upstream.connections
 
 
 async def test_the_rules_hold_for_the_upstream_proxy_too() -> None:
@@ -81,15 +91,9 @@ async def test_without_permission_the_upstream_proxy_is_not_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "url"),
-    [
-        ({}, None),
-        ({"HTTP_PROXY": "http://p:1"}, "http://p:1"),
-        ({"ALL_PROXY": "q:2", "http_proxy": "p:1"}, "p:1"),
-        ({"HTTPS_PROXY": "http://s:3", "HTTP_PROXY": "http://p:1"}, "http://s:3"),
-        ({"HTTPS_PROXY": "socks5://s:3", "HTTP_PROXY": " "}, None),
-        ({"HTTPS_PROXY": "http://", "ALL_PROXY": "http://a:99999"}, None),
-    ],
+    "url", ["socks5://p:1", "https://p:1", "http://", "http://p:99999", "http://u:secret@p q"]
 )
-def test_the_environment_names_the_upstream_proxy(environment: dict[str, str], url: str | None) -> None:
-    assert upstream_of(environment) == url
+def test_the_url_of_another_kind_of_proxy_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ValueError, match="upstream proxy") as caught:
+        parse_upstream(url)
+    assert "secret" not in str(caught.value)

@@ -69,6 +69,7 @@ VALID: dict[str, dict[str, Any]] = {
         "ifExists": "attach",
         "size": {"rows": 1, "cols": 65535},
         "graceMs": 3,
+        "limits": {"memoryBytes": 1 << 20, "pids": 1, "cpuPercent": 1, "ioWeight": 1, "wallMs": 1},
     },
     "process/read": {"processId": "p", "afterSeq": 0, "maxBytes": 1, "waitMs": 2, "sessionId": "s"},
     "process/write": {
@@ -369,6 +370,7 @@ def test_results_have_no_members_beyond_the_schema(method: str) -> None:
         ("process.start.params", "ifExists"),
         ("process.start.params", "size"),
         ("process.start.params", "graceMs"),
+        ("process.start.params", "limits"),
         ("process.read.params", "sessionId"),
         ("process.write.params", "sessionId"),
         ("process.terminate.params", "sessionId"),

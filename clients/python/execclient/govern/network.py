@@ -105,15 +105,18 @@ class NetworkAccess:
             return "deny"
         return "allow" if any(covers(pattern, host, port) for pattern in self.allow) else None
 
-    def wire(self, *, asks: bool | None = None, withheld: Container[str] = ()) -> dict[str, Json]:
+    def wire(
+        self, *, asks: bool | None = None, withheld: Container[str] = (), denied: Iterable[str] = ()
+    ) -> dict[str, Json]:
         """The member `networkProxy` of `process/start`.
 
         Args:
             asks: whether the client answers questions; by default `ask`.
             withheld: patterns of `allow` that the client decides on instead.
+            denied: further patterns to deny.
         """
         domains = {pattern: "allow" for pattern in self.allow if pattern not in withheld}
-        domains |= dict.fromkeys(self.deny, "deny")
+        domains |= dict.fromkeys((*self.deny, *denied), "deny")
         settings = {
             "enabled": True,
             "enableSocks5": True,
@@ -126,13 +129,17 @@ class NetworkAccess:
             proxy["policyDecisionTimeoutMs"] = max(1, round(self.ask_timeout * 1000))
         return proxy
 
-    def describe(self) -> tuple[str, ...]:
-        """Sentences for an approver: which hosts may be reached."""
-        reached = f"reach {', '.join(self.allow)} on the network" if self.allow else "reach no host unasked"
-        if not (self.allow or self.ask):
+    def describe(self, *, has_rules: bool = False) -> tuple[str, ...]:
+        """Sentences for an approver: which hosts may be reached.
+
+        Args:
+            has_rules: whether rules allow hosts besides.
+        """
+        reached = [*self.allow, *(["the hosts that rules allow"] if has_rules else [])]
+        if not (reached or self.ask):
             return ("no network",)
         return (
-            reached,
+            f"reach {', '.join(reached)} on the network" if reached else "reach no host unasked",
             *((f"never {', '.join(self.deny)}",) if self.deny else ()),
             *(("ask about other hosts",) if self.ask else ()),
         )
@@ -153,21 +160,28 @@ class NetworkTarget:
         protocol = about.protocol
         return cls(about.host, about.port, "https" if protocol == "https_connect" else protocol)
 
+    @property
+    def is_literal(self) -> bool:
+        """Whether it is an IP address or `localhost`, and no other name."""
+        return self.host == "localhost" or ":" in self.host or self.host.rpartition(".")[2].isdigit()
+
     def __str__(self) -> str:
         return f"{host_and_port(self.host, self.port)} ({self.protocol})"
 
 
 _DENIALS = {
     "not_allowed": "no rule and no setting allows it",
-    "not_allowed_local": "it has no address, or a private or local one, which has to be allowed itself",
-    "denied": "the settings deny it",
+    "not_allowed_local": "it has no address, or a private or local one",
+    "denied": "the settings or the rules deny it",
     "method_not_allowed": "the network is limited to GET, HEAD and OPTIONS",
     "mitm_required": "the network is limited to plain requests, without HTTPS",
 }
 
 
-def denial_text(reason: str) -> str:
+def denial_text(target: NetworkTarget, reason: str) -> str:
     """Why the proxy denied a host, in words; another text than a word of the proxy is the reviewer's own."""
+    if reason == "not_allowed_local" and target.is_literal:
+        return "it is a private or local address, which has to be allowed itself"
     return _DENIALS.get(reason, reason)
 
 

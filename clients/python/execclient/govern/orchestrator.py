@@ -225,7 +225,10 @@ class Orchestrator:
         """What exactly an approval permits, in sentences."""
         if bypassed:
             return without_sandbox(self.sandbox).describe()
-        return self.sandbox.describe(None if self.network is None else self.network.describe())
+        if self.network is None:
+            return self.sandbox.describe()
+        has_rules = any(rule.decision == "allow" for rule in self.policy.rules.network_rules)
+        return self.sandbox.describe(self.network.describe(has_rules=has_rules))
 
     # -- inside
 

@@ -22,7 +22,7 @@ from execclient.connection.connection import Json
 from execclient.errors import ExecServerError
 from execclient.govern.approvals import ApprovalCache, ApprovalRequest, Approvals, DecidedBy
 from execclient.govern.network import NetworkAccess, NetworkTarget, denial_text
-from execclient.govern.policy.network import NetworkRequirement, decide_network, proxy_of
+from execclient.govern.policy.network import NetworkRequirement, decide_by_rule, decide_network, proxy_of
 from execclient.govern.policy.policy import Policy
 from execclient.govern.policy.rules import NetworkRule
 from execclient.govern.sandbox import SandboxPolicy
@@ -30,6 +30,7 @@ from execclient.process import Process
 from execclient.results import NetworkDecision, NetworkRequest
 from execclient.tools.errors import TurnAborted
 from execclient.tools.events import CallEvents
+from execclient.tools.exec_text import REJECTED_BY_USER
 from execprotocol.network import Decision
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ def access_of(
         return configured
     if sandbox.network_allowed:
         return EVERYTHING
-    return NetworkAccess() if has_proxy else None
+    allows = any(rule.decision != "forbidden" for rule in policy.rules.network_rules)
+    return NetworkAccess() if allows and has_proxy else None
 
 
 @dataclass(slots=True)
@@ -105,8 +107,17 @@ class CommandNetwork:
 
     def report(self, decision: NetworkDecision) -> None:
         """Process a decision of the proxy."""
-        if decision.decision != "allow" and len(self._denied) < MAX_DENIED:
-            self._denied.setdefault(NetworkTarget.of(decision), denial_text(decision.reason))
+        target = NetworkTarget.of(decision)
+        if decision.decision == "allow" or target in self._denied or len(self._denied) >= MAX_DENIED:
+            return
+        reason = denial_text(target, decision.reason)
+        rule = self.policy.rules.network_match(target) if decision.reason == "denied" else None
+        if rule is not None:
+            reason = decide_by_rule(rule, self.approvals.policy).reason or reason
+        self._denied[target] = reason
+        if decision.source != "decider":
+            source = "network_access" if rule is None else "network_rule"
+            self.events.network_decided(target, source, None, allowed=False, reason=reason)
 
     def take_denied(self) -> list[str]:
         """What was denied since the last call, as texts."""
@@ -126,11 +137,12 @@ class CommandNetwork:
             keys = (ApprovalCache.key_of_host(target, scope=self.scope),)
             reviewed = await self.approvals.ask(self._question(target, requirement), keys)
             review, decided_by = reviewed.review, reviewed.decided_by
-            allowed, reason = review.approves, review.reason
+            allowed, reason = review.approves, review.reason or REJECTED_BY_USER
             if review.rule is not None:
                 await self._amend(review.rule)
             if review.answer == "abort":
                 self._abort(review.reason or "the user ended the turn")
+        reason = None if allowed else reason
         try:
             self.events.network_decided(
                 target, requirement.source, decided_by, allowed=allowed, reason=reason
@@ -138,7 +150,7 @@ class CommandNetwork:
         except Exception:
             log.exception("a decision on the network could not be recorded, and the host is denied")
             allowed, reason = False, "the decision could not be recorded"
-        return Decision("allow" if allowed else "deny", _bounded(reason), "once")
+        return Decision("allow", None, "once") if allowed else Decision("deny", reason, "once")
 
     def _question(self, target: NetworkTarget, requirement: NetworkRequirement) -> ApprovalRequest:
         return ApprovalRequest(
@@ -174,8 +186,3 @@ async def _kill(process: Process) -> None:
         await process.kill()
     except ExecServerError as error:
         log.warning("a command whose turn was ended could not be killed: %s", error)
-
-
-def _bounded(reason: str | None) -> str | None:
-    """A reason that the wire can carry."""
-    return None if reason is None else reason.encode()[:1024].decode(errors="ignore")

@@ -126,6 +126,7 @@ def test_the_wire_has_the_verdicts_and_the_time_only_where_the_client_answers() 
 def test_the_sentences_for_an_approver_name_the_hosts() -> None:
     assert NetworkAccess().describe() == ("no network",)
     assert NetworkAccess(("pypi.org",)).describe() == ("reach pypi.org on the network",)
+    assert NetworkAccess().describe(has_rules=True) == ("reach the hosts that rules allow on the network",)
     assert NetworkAccess(("*",), ("evil.example",), ask=True).describe() == (
         "reach * on the network",
         "never evil.example",

@@ -5,7 +5,8 @@
 Rules kept in this file:
 
 1. `deny` of the settings wins over every rule, and a rule over `allow`.
-2. The proxy itself lets pass only hosts that no rule asks about or forbids; it asks the client for the rest.
+2. The proxy itself lets pass only hosts that no rule asks about or forbids, and denies only what is forbidden
+   for every protocol; it asks the client for the rest.
 
 No I/O.
 """
@@ -17,7 +18,7 @@ from typing import Literal
 
 from execclient.connection.connection import Json
 from execclient.govern.approval_policy import ApprovalPolicy
-from execclient.govern.network import NetworkAccess, NetworkTarget, covers
+from execclient.govern.network import NetworkAccess, NetworkTarget, covers, host_and_port
 from execclient.govern.policy.rules import NetworkRule, RuleSet
 
 NetworkSource = Literal["network_rule", "network_access", "approval_policy"]
@@ -45,7 +46,7 @@ def decide_network(
         return NetworkRequirement("deny", "network_access", "the settings deny this host")
     rule = rules.network_match(target)
     if rule is not None:
-        return _by_rule(rule, approval)
+        return decide_by_rule(rule, approval)
     if verdict == "allow":
         return NetworkRequirement("allow", "network_access")
     if not access.ask:
@@ -57,15 +58,37 @@ def decide_network(
 
 
 def proxy_of(access: NetworkAccess, rules: RuleSet) -> dict[str, Json]:
-    """The member `networkProxy` of a start whose client decides with `decide_network`."""
+    """The member `networkProxy` of a start whose client decides with `decide_network`.
+
+    The proxy denies by itself what rules forbid for every protocol, also while no client is connected, and to
+    a name with a forbidden address.
+    """
     strict = [rule for rule in rules.network_rules if rule.decision != "allow"]
+    forbidden = [rule for rule in strict if _is_forbidden(rule, rules)]
+    undecided = [rule for rule in strict if rule not in forbidden]
     withheld = {
-        pattern for pattern in access.allow if any(covers(pattern, rule.host, rule.port) for rule in strict)
+        pattern
+        for pattern in access.allow
+        if any(covers(pattern, rule.host, rule.port) for rule in undecided)
     }
-    return access.wire(asks=access.ask or bool(rules.network_rules), withheld=withheld)
+    return access.wire(
+        asks=access.ask or len(forbidden) < len(rules.network_rules),
+        withheld=withheld,
+        denied=[host_and_port(rule.host, rule.port) for rule in forbidden],
+    )
 
 
-def _by_rule(rule: NetworkRule, approval: ApprovalPolicy) -> NetworkRequirement:
+def _is_forbidden(rule: NetworkRule, rules: RuleSet) -> bool:
+    """Whether rules forbid the host of a rule for every protocol."""
+    return all(
+        other.decision == "forbidden"
+        for other in rules.network_rules
+        if other.host == rule.host and (other.port == rule.port or None in (other.port, rule.port))
+    )
+
+
+def decide_by_rule(rule: NetworkRule, approval: ApprovalPolicy) -> NetworkRequirement:
+    """The decision of the rule that decides on a host."""
     if rule.decision == "allow":
         return NetworkRequirement("allow", "network_rule")
     if rule.decision == "forbidden":

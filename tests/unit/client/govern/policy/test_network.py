@@ -125,14 +125,45 @@ def test_only_a_host_without_rules_gets_a_proposed_rule_for_just_this_port_and_p
     assert unlisted == NetworkRule("other.example", "https", "allow", port=8443)
 
 
-def test_the_proxy_does_not_let_pass_by_itself_what_a_rule_asks_about_or_forbids() -> None:
+def test_the_proxy_does_not_let_pass_by_itself_what_a_rule_asks_about() -> None:
     access = NetworkAccess(allow=("*.example", "pypi.org", "good.test"), deny=("bad.test",))
 
     proxy = proxy_of(access, RULES)
 
-    assert proxy["proxy"]["domains"] == {"pypi.org": "allow", "good.test": "allow", "bad.test": "deny"}
+    assert proxy["proxy"]["domains"] == {
+        "pypi.org": "allow",
+        "good.test": "allow",
+        "bad.test": "deny",
+        "evil.example": "deny",
+    }
     assert proxy["policyDecisionTimeoutMs"] == 300_000
     assert "policyDecisionTimeoutMs" not in proxy_of(access, NO_RULES)
+
+
+def test_the_proxy_denies_by_itself_what_rules_forbid_for_every_protocol() -> None:
+    rules = parse_rules(
+        """
+network_rule("10.0.0.5", "https", "deny")
+network_rule("two.example", "https", "deny")
+network_rule("two.example", "http", "deny")
+network_rule("port.example:22", "socks5_tcp", "deny")
+network_rule("port.example:443", "https", "allow")
+network_rule("mixed.example", "http", "deny")
+network_rule("mixed.example:443", "https", "allow")
+""",
+        "rules",
+    )
+    domains = proxy_of(NetworkAccess(allow=("**.example", "*:8443")), rules)["proxy"]["domains"]
+
+    assert domains == {
+        "10.0.0.5": "deny",
+        "two.example": "deny",
+        "port.example:22": "deny",
+    }
+    only = RuleSet(network_rules=rules.network_rules[:3])
+    alone = proxy_of(NetworkAccess(allow=("*",)), only)
+    assert alone["proxy"]["domains"] == {"*": "allow", "10.0.0.5": "deny", "two.example": "deny"}
+    assert "policyDecisionTimeoutMs" not in alone, "there is nothing to ask the client"
 
 
 def test_a_question_on_the_wire_names_the_protocol_as_rules_do() -> None:

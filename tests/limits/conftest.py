@@ -1,0 +1,28 @@
+"""Fixtures for tests of limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.limits.groups import groups_of_services
+from tests.support.wire import Client, Server
+
+
+@pytest.fixture(scope="module")
+def server(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server on a Unix socket. It must leave no control group behind."""
+    folder = tmp_path_factory.mktemp("limits")
+    before = groups_of_services()
+    server = Server(f"unix://{folder}/socket", env=environment, cwd=folder)
+    yield server
+    assert server.stop() == 0
+    assert groups_of_services() <= before
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    """A connection with extension members."""
+    with server.connect(extensions=True) as client:
+        yield client

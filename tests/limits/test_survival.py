@@ -1,0 +1,197 @@
+"""Limits and leaves when a server, or a whole service, is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.service import Service
+from tests.limits.groups import HOG, MIB, exited, groups_of_services, leaves_of, needs_groups, start, wait_for
+from tests.sandbox.profiles import READ_ONLY, context
+from tests.support.wire import Client, Json, Process, ReplyError
+
+pytestmark = needs_groups
+
+POINTS = ["limits-launching", "limits-leaf-made", "limits-gated", "limits-entered"]
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a service, which must leave no control group behind."""
+    before = groups_of_services()
+    yield tmp_path_factory.mktemp("s")
+    assert groups_of_services() <= before
+
+
+@pytest.fixture
+def service(folder: Path) -> Iterator[Service]:
+    """A service whose server a test may kill."""
+    service = Service("unix", folder)
+    yield service
+    service.end()
+
+
+def connected(service: Service, resume: str | None = None) -> Client:
+    client = service.connect(handshake=False)
+    client.handshake(resume, extensions=True)
+    return client
+
+
+def killed(service: Service, client: Client) -> Client:
+    """Kill the server; the session on the next one."""
+    os.kill(service.server_pid, signal.SIGKILL)
+    service.wait_for_new_server()
+    return connected(service, client.session_id)
+
+
+@pytest.mark.statement("P46", "X20")
+@pytest.mark.parametrize("sandbox", [None, context(READ_ONLY)], ids=["no sandbox", "sandbox"])
+def test_limits_hold_after_a_new_server_has_taken_over(service: Service, sandbox: Json) -> None:
+    client = connected(service)
+    limits = {"memoryBytes": 64 * MIB, "pids": 9}
+    script = f"echo up; read -r x; {HOG}; echo survived; sleep 60"
+    before = start(client, script, limits, pipeStdin=True, sandbox=sandbox)
+    before.wait_output(b"up")
+    group = leaves_of(before.started["pid"])
+    client = killed(service, client)
+    [entry] = client.call("process/list", {})["processes"]
+    assert entry["limits"] == limits
+    assert leaves_of(before.started["pid"]) == group
+    process = Process(client, before.id)
+    process.write("\n", "1")
+    ended = exited(process)
+    assert (ended["exitCode"], ended["cause"]) == (137, "limit")
+    assert ended["limit"] == {"which": "memory", "value": 64 * MIB}
+    assert b"survived" not in process.output
+
+
+def test_memory_that_ran_out_without_a_server_ends_the_command(service: Service) -> None:
+    client = connected(service)
+    go, over = (service.path.parent / name for name in ("go", "over"))
+    script = f"echo up; while [ ! -e {go} ]; do sleep 0.01; done; {HOG}; touch {over}; sleep 60"
+    process = start(client, script, {"memoryBytes": 64 * MIB})
+    process.wait_output(b"up")
+    os.kill(service.server_pid, signal.SIGSTOP)
+    go.touch()
+    wait_for(lambda: over.exists() or not leaves_of_living(process.started["pid"]))
+    client = killed(service, client)
+    process = Process(client, process.id)
+    client.wait_until(lambda: process.read()["closed"], 20, "the end")
+    read = process.read()
+    assert (read["exitCode"], read["cause"], read["limit"]["which"]) == (137, "limit", "memory")
+
+
+def leaves_of_living(pid: int) -> set[str]:
+    try:
+        return leaves_of(pid)
+    except FileNotFoundError:
+        return set()
+
+
+def test_a_limit_that_was_hit_is_known_to_the_next_server(service: Service) -> None:
+    client = connected(service)
+    ended = exited(start(client, f"exec {HOG}", {"memoryBytes": 64 * MIB}))
+    client = killed(service, client)
+    read = Process(client, ended["processId"]).read()
+    assert {name: read[name] for name in ("cause", "limit", "usage")} == {
+        name: ended[name] for name in ("cause", "limit", "usage")
+    }
+
+
+@pytest.mark.parametrize(
+    ("point", "sandbox"), [*((point, None) for point in POINTS), ("limits-entered", context(READ_ONLY))]
+)
+def test_a_start_that_was_cut_leaves_nothing(folder: Path, point: str, sandbox: Json) -> None:
+    service = Service("unix", folder, env={"EXECSERVER_FAULT_POINT": point})
+    try:
+        client = connected(service)
+        other = client.call("process/start", client.start_params(["/bin/cat"], pipeStdin=True))
+        params = client.start_params(
+            ["/bin/sh", "-c", f"touch {folder}/ran"], limits={"pids": 4}, sandbox=sandbox
+        )
+        client.request("process/start", params)
+        stat = Path(f"/proc/{service.server_pid}/stat")
+        wait_for(lambda: stat.read_text().rpartition(") ")[2][0] == "T")
+        client = killed(service, client)
+        # The earlier process has survived, the one that was cut has not, and its name is free.
+        assert Process(client, other["processId"]).write("x", "1") == "accepted"
+        names = [entry["processId"] for entry in client.call("process/list", {})["processes"]]
+        assert names == [other["processId"]]
+        wait_for(lambda: not any(each.name.isdigit() for each in groups_of_services()))
+        assert exited_again(client, params) == 0
+    finally:
+        service.end()
+
+
+def exited_again(client: Client, params: Json) -> int:
+    client.call("process/start", {**params, "sandbox": None})
+    ended = exited(Process(client, params["processId"]))
+    return int(ended["exitCode"])
+
+
+def test_the_next_service_sweeps_what_a_killed_one_has_left(folder: Path) -> None:
+    first = Service("unix", folder)
+    client = connected(first)
+    process = start(client, "setsid sleep 60 & echo up; sleep 60", {"pids": 9})
+    process.wait_output(b"up")
+    left = {each for each in groups_of_services() if each.name.isdigit()}
+    assert left
+    os.kill(first.pid, signal.SIGSTOP)  # so that it cannot clean up after its server
+    os.kill(first.server_pid, signal.SIGKILL)
+    os.kill(first.pid, signal.SIGKILL)
+    first.end()
+    second = Service("unix", folder)
+    try:
+        wait_for(lambda: not any(each.exists() for each in left))
+    finally:
+        second.end()
+
+
+def test_the_groups_of_a_service_that_lives_are_left_alone(folder: Path) -> None:
+    first = Service("unix", folder)
+    client = connected(first)
+    process = start(client, "echo up; read -r x", {"pids": 9}, pipeStdin=True)
+    process.wait_output(b"up")
+    groups = groups_of_services()
+    second = Service("unix", folder)
+    other = connected(second)
+    assert exited(start(other, "true", {"pids": 9}))["exitCode"] == 0
+    assert groups <= groups_of_services()
+    second.end()
+    assert exited_with(process) == 0
+    first.end()
+
+
+def exited_with(process: Process) -> int:
+    process.write("\n", "1")
+    return int(exited(process)["exitCode"])
+
+
+def resumed(service: Service, session: str) -> Client:
+    """The session on another connection, as soon as the server has noticed the end of the first."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return connected(service, session)
+        except ReplyError:
+            assert time.monotonic() < deadline
+
+
+def test_a_start_whose_connection_is_lost_leaves_no_leaf(service: Service) -> None:
+    client = connected(service)
+    for number in range(20):
+        params = client.start_params(["/bin/true"], limits={"pids": 4}) | {"processId": f"cut {number}"}
+        client.request("process/start", params)
+    client.transport.close()
+    again = resumed(service, client.session_id)
+    wait_for(lambda: not any(each.name.isdigit() for each in groups_of_services()))
+    # Each was started or not, and each name can be asked for.
+    for entry in again.call("process/list", {})["processes"]:
+        assert Process(again, entry["processId"]).read()["closed"]
+    with pytest.raises(ReplyError):
+        again.call("process/start", again.start_params(["/nonexistent"], limits={"pids": 4}))
