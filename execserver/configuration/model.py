@@ -319,6 +319,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             lt=_TEN_YEARS,
         ),
     ] = _LIMITS.process_ttl
+    proxy_connections: Annotated[
+        int,
+        _option(
+            "how many connections a command may have at once through its network proxy; further ones are "
+            "answered with status 503",
+            group=LIMITS,
+            metavar="N",
+            ge=1,
+            lt=1_000_000,
+        ),
+    ] = _LIMITS.proxy_connections
+    proxy_max_bytes: Annotated[
+        int | None,
+        _option(
+            "how much a command may send and receive through its network proxy; then each connection ends",
+            group=LIMITS,
+            metavar="N",
+            unit="bytes",
+            unset="no limit",
+            ge=1,
+        ),
+    ] = _LIMITS.proxy_max_bytes
     stdio_spin_us: Annotated[
         int,
         _option(
@@ -420,6 +442,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             retained_output_bytes=self.retained_output_bytes,
             spool_max_bytes=self.spool_max_bytes,
             process_ttl=self.process_ttl,
+            proxy_connections=self.proxy_connections,
+            proxy_max_bytes=self.proxy_max_bytes,
         )
 
     @property

@@ -44,7 +44,7 @@ from execserver.network.messages import (
     receive,
     send,
 )
-from execserver.network.rules import DomainRules, ProxyPolicy, RuleError
+from execserver.network.rules import DomainRules, ProxyLimits, ProxyPolicy, RuleError
 from execserver.network.upstream import parse_upstream
 from execserver.network.variables import Ports, proxy_variables
 from execserver.telemetry.logs import Logger
@@ -83,11 +83,13 @@ class Proxies:
     Args:
         environment: the daemon's, which may name an upstream proxy.
         tag: the ownership tag of the service; None without tags.
+        limits: of each proxy.
     """
 
-    def __init__(self, environment: Mapping[str, str], tag: int | None) -> None:
+    def __init__(self, environment: Mapping[str, str], tag: int | None, limits: ProxyLimits) -> None:
         self._environment = environment
         self._tag = tag
+        self._limits = limits
         self._forker: socket.socket | None = None
 
     def open(self, settings: NetworkProxy, *, inside: bool) -> Proxy:
@@ -128,6 +130,7 @@ class Proxies:
         timeout = settings.policy_decision_timeout_ms
         return ProxyPolicy(
             replace(settings.proxy, unix_sockets=None),
+            self._limits,
             decision_timeout_s=None if timeout is None else timeout / 1000,
             upstream=self._upstream() if settings.proxy.allow_upstream_proxy else None,
         )

@@ -141,7 +141,7 @@ class NetworkDecisions:
                 question = _Question(process_id, self._ask(process_id, target, request))
                 self._questions[key] = question
             decision = await self._wait(key, question)
-            if question.process_id == process_id or target in self._kept:
+            if question.process_id == process_id or decision.scope == "session":
                 return decision
             # The answer was for another process alone.
 
@@ -174,7 +174,7 @@ class NetworkDecisions:
                     self.set_client(None)
                 continue
             except RpcError as error:
-                return _deny(f"the client answered with an error: {error.message}")
+                return _deny(f"the client answered with an error: {error.message[:200]}")
             decision = _read_answer(result)
             for_session = decision.scope == "session" or (decision.scope is None and client.extensions)
             kept = for_session and self._keep(target, decision)

@@ -185,6 +185,17 @@ def test_processes_outside_which_have_the_network_are_not_seen(anyones_host: Hos
     assert anyones_host.shell(tree, script).output == b"seen\n"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user may have no control group for limits")
+def test_a_command_with_limits_has_its_proxy_too(host: Host, tree: Tree) -> None:
+    script = f"grep -c execserver /proc/self/cgroup; {FETCH} http://example.com/"
+    proxy = {"networkProxy": {"proxy": PROXY}}
+    for members in (proxy, managed(tree), managed(tree, DISABLED)):
+        done = host.shell(tree, script, limits={"pids": 50}, **members)
+        groups, status = done.output.split()
+        assert int(groups) > 0
+        assert status == b"403"
+
+
 def test_files_stay_unlimited_if_only_the_network_is_managed(anyones_host: Host) -> None:
     tree = anyones_host.tree()
     done = anyones_host.shell(tree, f"echo x > {tree.out}/new", **managed(tree, DISABLED))

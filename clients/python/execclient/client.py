@@ -169,6 +169,7 @@ class Executor:
         sandbox: Sandbox | None = None,
         network: Network | None = None,
         arg0: str | None = None,
+        shell_snapshot: str | None = None,
         buffer_bytes: int | None = BUFFER_BYTES,
     ) -> Process:
         """Start a process, and return while it runs.
@@ -191,6 +192,7 @@ class Executor:
             sandbox: a policy, with `cwd` as the workspace; or the form of the wire.
             network: the hosts that the process may reach.
             arg0: the name that the program sees in place of `argv[0]`.
+            shell_snapshot: for `[shell, "-lc", script]`: the scope of a snapshot in the place of the profile.
             buffer_bytes: output that may wait in the client; beyond this the oldest output is dropped, and
                 iterating reports an `OutputGap`. None sets no limit.
 
@@ -207,7 +209,8 @@ class Executor:
         options = StartOptions(
             argv, cwd, env, inherit, tty, size, stdin, limits, if_exists, sandbox, network, arg0, id is None
         )
-        return await self._starter.start(inbox, options, self._starter.deadlines(inbox, options))
+        deadlines = self._starter.deadlines(inbox, options)
+        return await self._starter.start(inbox, options._replace(shell_snapshot=shell_snapshot), deadlines)
 
     async def attach(
         self,

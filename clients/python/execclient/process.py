@@ -64,6 +64,8 @@ class Process:
         """Its working directory at the start, absolute; None for an attached process."""
         self.tty = tty
         """Whether it has a terminal; None for an attached process if the server does not report it."""
+        self.snapshot_obstacle: str | None = None
+        """Why it runs in a login shell in spite of a `shell_snapshot`; None if it does not, or if unknown."""
         self.output = inbox
         """The waiting output and the events. Internal: it may change between versions."""
         self._session = session
@@ -228,10 +230,7 @@ class Process:
 
     @property
     def cause(self) -> str | None:
-        """Why the process ended: `normal`, `signal`, `timeout`, … (`docs/protocol.md`, X8).
-
-        None while it runs, or if the server does not report causes.
-        """
+        """Why the process ended: `normal`, `signal`, `timeout`, … (X8); None while it runs, or if unknown."""
         return self.output.cause
 
     @property
