@@ -360,6 +360,7 @@ def test_a_file_that_is_no_toml_is_named(start: Start, here: Path) -> None:
         b"a = 1\n#" + b"x" * (4 << 20): "has more than 4194304 bytes",
         b"projects = 5": "`projects`",
         b"project_root_markers = [1]": "must be an array of strings",
+        b".".join([b"a"] * 5000) + b" = 1": "has too many levels",
     }.items():
         write(config, content)
         failure = client.refused("environmentConfig/read", asked(here))
