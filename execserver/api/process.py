@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import pybase64
+from msgspec.structs import replace
 
 from execprotocol.errors import (
     InternalError,
@@ -122,6 +123,10 @@ class ProcessHandlers:
     def start(self, caller: Caller, params: StartParams) -> Encoded | Awaitable[Encoded]:
         """Start a process, at once or when it has its turn."""
         _check_start(params)
+        if self._host.command_limits is not None:
+            sandboxed = params.sandbox is not None
+            limits = self._host.command_limits.effective(params.limits, sandboxed=sandboxed)
+            params = replace(params, limits=limits)
         store = caller.session.processes
         if params.if_exists == "attach" and store.is_taken(params.process_id):
             return self._attach(caller, params)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from execserver.limits.settings import LimitSettings, parsed
 from execserver.processes.executor import ExecutorLimits
 from execserver.relay.executor.options import RemoteOptions
 from execserver.sandbox.options import SandboxOptions
@@ -106,6 +107,11 @@ def _environment_id(value: str) -> str:
         return check_environment_id(value)
     except ListenError as error:
         raise ValueError(str(error)) from None
+
+
+def _command_limits(value: tuple[str, ...]) -> tuple[str, ...]:
+    parsed(value)
+    return value
 
 
 def _name(path: Path | None) -> str | None:
@@ -324,6 +330,32 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0
+    default_limit: Annotated[
+        tuple[str, ...],
+        _option(
+            "a limit of each command with its descendants, unless its start asks for another: memory=SIZE "
+            "(512M), pids=N, cpu=PERCENT (100 is one processor), io-weight=N, wall=SECONDS",
+            group=LIMITS,
+            metavar="NAME=VALUE",
+            check=_command_limits,
+            unset="none",
+        ),
+    ] = ()
+    max_limit: Annotated[
+        tuple[str, ...],
+        _option(
+            "the greatest limit that a start may ask for, in the same form, and the limit of one that asks "
+            "for none",
+            group=LIMITS,
+            metavar="NAME=VALUE",
+            check=_command_limits,
+            unset="none",
+        ),
+    ] = ()
+    default_limit_for: Annotated[
+        Literal["all", "sandboxed"],
+        _option("the commands that default_limit is for: all, or those in a sandbox", group=LIMITS),
+    ] = "all"
     spool_dir: Annotated[
         Path | None,
         _option(
@@ -396,6 +428,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             remote_allowed_clients=_name(self.remote_allowed_clients),
             remote_exit_on_refusal=self.remote_exit_on_refusal,
         )
+
+    @property
+    def command_limits(self) -> LimitSettings | None:
+        """The limits of commands; None without any."""
+        only = self.default_limit_for == "sandboxed"
+        return LimitSettings.of(self.default_limit, self.max_limit, sandboxed_only=only)
 
     @property
     def limits(self) -> ExecutorLimits:

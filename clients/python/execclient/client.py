@@ -16,6 +16,7 @@ from execclient.environment_policy import EnvironmentPolicy, Inherit
 from execclient.errors import NoSuchProcess, Refused, Unsupported, UnsupportedUrl
 from execclient.filesystem import FileSystem
 from execclient.process import Process
+from execclient.resource_limits import ResourceLimits
 from execclient.results import ProcessInfo, RunResult
 from execclient.run import IfExists, Limits, Run, Starter, StartOptions
 from execclient.session.inbox import Inbox
@@ -104,6 +105,7 @@ class Executor:
         idle_timeout: float | None = None,
         grace: float = 0.0,
         sandbox: Sandbox | None = None,
+        limits: ResourceLimits | None = None,
         max_output_bytes: int | None = None,
         check: bool = False,
     ) -> RunResult:
@@ -125,6 +127,8 @@ class Executor:
             grace: seconds between SIGTERM to the process group and the kill, at either limit.
             sandbox: a policy, `ReadOnly()` or `WorkspaceWrite(…)`, with `cwd` as the workspace; or the form
                 of the wire (`docs/protocol.md`, "Sandbox context"). A server that cannot confine refuses.
+            limits: what the command and its descendants may use together; a server that cannot enforce one
+                refuses.
             max_output_bytes: output kept of each stream and of both together: half from the beginning, half
                 from the end. The result counts the bytes left out.
             check: raise `CommandFailed` unless the command exits with 0, in time.
@@ -134,16 +138,18 @@ class Executor:
             OutputGap: some output was lost; the exception has the `result`.
             CommandFailed: with `check`; the exception has the `result`.
             CommandNotRun: the sandbox failed before the command began.
-            Unsupported: the server does not serve `size` or `grace`, or cannot end an `input`.
+            Unsupported: the server does not serve `size`, `grace` or `limits`, or cannot end an `input`.
             OutcomeUnknown, SessionLost, ExecutorClosed: the outcome is unknown. The first is caused by old
                 servers, and by a loss of the connection that outlasts the daemon's `--process-ttl`.
             TypeError, ValueError: an argument or a variable is not text, or not UTF-8, or the workspace of a
                 sandbox is `/`; nothing was started.
         """
         limit = arguments.count(max_output_bytes, "max_output_bytes", none="keeps everything")
-        limits = Limits.of(timeout, idle_timeout, grace)
+        times = Limits.of(timeout, idle_timeout, grace)
         pipe = input is not None
-        options = StartOptions(argv, cwd, env, inherit, tty, size, pipe, limits, "fail", sandbox, new_id=True)
+        options = StartOptions(
+            *(argv, cwd, env, inherit, tty, size, pipe, times, "fail", sandbox), resources=limits, new_id=True
+        )
         # Checked before the start: a command that waits for the rest of an invalid input waits for ever.
         data = None if input is None else arguments.data(input, "input")
         if data is not None and not tty:
@@ -166,6 +172,7 @@ class Executor:
         grace: float = 0.0,
         if_exists: IfExists = "fail",
         sandbox: Sandbox | None = None,
+        limits: ResourceLimits | None = None,
         arg0: str | None = None,
         buffer_bytes: int | None = BUFFER_BYTES,
     ) -> Process:
@@ -187,6 +194,7 @@ class Executor:
                 way, return that process, with its output from the first byte. So the start can be sent
                 again after a lost connection, as one without an `id` is.
             sandbox: a policy, with `cwd` as the workspace; or the form of the wire.
+            limits: what the process and its descendants may use together.
             arg0: the name that the program sees in place of `argv[0]`.
             buffer_bytes: output that may wait in the client; beyond this the oldest output is dropped, and
                 iterating reports an `OutputGap`. None sets no limit.
@@ -194,15 +202,17 @@ class Executor:
         Raises:
             SystemFailure: the process could not be started.
             Refused: the `id` is taken; or, with `attach`, by another command.
-            Unsupported: the server does not serve `size`, `if_exists` or `grace`.
+            Unsupported: the server does not serve `size`, `if_exists`, `grace` or `limits`.
             OutcomeUnknown: the connection was lost, and the start cannot be sent again: there is an `id`
                 without `if_exists="attach"`, or the server does not serve `if_exists`. If the process
                 started it is killed.
         """
         inbox = Inbox(arguments.new_id() if id is None else id, _buffer(buffer_bytes))
-        limits = Limits.of(timeout, idle_timeout, grace)
+        times = Limits.of(timeout, idle_timeout, grace)
         options = StartOptions(
-            argv, cwd, env, inherit, tty, size, stdin, limits, if_exists, sandbox, arg0, new_id=id is None
+            *(argv, cwd, env, inherit, tty, size, stdin, times, if_exists, sandbox, arg0),
+            resources=limits,
+            new_id=id is None,
         )
         return await self._starter.start(inbox, options, self._starter.deadlines(inbox, options))
 

@@ -235,6 +235,18 @@ class Process:
         return self.output.cause
 
     @property
+    def limit(self) -> Mapping[str, Json] | None:
+        """The one of its `limits` that ended the process: `which` (`memory`, `wall`) and its `value`."""
+        return self.output.limit
+
+    @property
+    def usage(self) -> Mapping[str, Json] | None:
+        """What a process with `limits` used until it ended (X21): `memoryPeakBytes`, `pidsPeak`, `cpuMs`, and
+        `limitsHit`. None while it runs.
+        """
+        return self.output.usage
+
+    @property
     def failure(self) -> str | None:
         """Why the sandbox failed before the command began (C35); known after `wait`."""
         return self.output.broken_sandbox

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from execclient import Executor, NotFound, Process, Refused, SystemFailure
+from execclient import Executor, NotFound, Process, Refused, ResourceLimits, SystemFailure
 from execclient.commands.daemon import DaemonOptions
 from execclient.commands.detached import DetachedSession
 from execclient.commands.failures import CommandExit, print_message, start_failure
@@ -44,7 +44,9 @@ class RunOptions:
     grace: float = 0.0
     """Seconds between SIGTERM and the kill at the time limit; 0 for no SIGTERM."""
     sandbox: SandboxPolicy | None = None
-    """The limits of the command; the working directory is the workspace."""
+    """What the command may access; the working directory is the workspace."""
+    limits: ResourceLimits | None = None
+    """What it may use."""
     ttl: float | None = None
     """Seconds for which the command may run without this client, which reconnects for as long."""
     as_json: bool = False
@@ -74,9 +76,11 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
             report_denial(process.denial, command.sandbox.kind)
         if command.as_json:
             seconds = round(time.monotonic() - begin, 3)
-            denial = {} if command.sandbox is None else {"denial": process.denial}
+            more = {} if command.sandbox is None else {"denial": process.denial}
+            if command.limits is not None:
+                more |= {"limit": process.limit, "usage": process.usage}
             await foreground.print_json(
-                exitCode=process.exit_code, cause=process.cause, durationSeconds=seconds, **denial
+                exitCode=process.exit_code, cause=process.cause, durationSeconds=seconds, **more
             )
         return status
 
@@ -168,6 +172,7 @@ async def _start(executor: Executor, command: RunOptions, *, stdin: bool) -> Pro
             timeout=command.timeout,
             grace=command.grace,
             sandbox=command.sandbox,
+            limits=command.limits,
             buffer_bytes=None,  # `OutputWriter` has its own limit
         )
     except ValueError as error:  # an argument that is not UTF-8, or a time limit out of range
