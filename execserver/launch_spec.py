@@ -45,7 +45,9 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     passed: tuple[int, ...] = ()
     """Descriptors that the child gets under the same numbers, and that the caller closes afterwards."""
     status: int | None = None
-    """The file for the launcher's report (`processes/sandboxed_child.py`); to be read by offset."""
+    """The file for the launcher's report; to be read by offset. Either JSON lines with `child-pid`, the pid
+    of the first process inside, and at the end `exit-code` if the command ran; or a pid file: only that pid,
+    written once everything is set up."""
     gate: int | None = None
     """The end of a pipe: the command begins once a byte is in it (`processes/spawn.py`, `open_gate`)."""
     limit: Callable[..., None] | None = None

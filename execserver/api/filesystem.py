@@ -196,7 +196,7 @@ def read_file(
 async def _read_file(files: Files, path: str, caller: Caller) -> Encoded | StreamedResult:
     content = await files.begin_reading(path, caller.max_reply_bytes)
     if isinstance(content, LargeFile):
-        stream = FileStream(content, _calls(caller), _descriptors(caller))
+        stream = FileStream(content, blocking_calls(caller), _descriptors(caller))
         return StreamedResult(b'{"dataBase64":"', stream, b'"}', stream.encoded_size)
     return Encoded(b'{"dataBase64":"%b"}' % content)
 
@@ -221,7 +221,7 @@ async def create_directory(
     confinement: FileConfinement | None, caller: Caller, params: CreateDirectoryParams
 ) -> Encoded:
     """Make a directory."""
-    files = _files(confinement, caller, params.sandbox)
+    files = request_files(confinement, caller, params.sandbox)
     path = _native_path(params.path)
     await files.run(operations.create_directory, path, params.recursive, params.permissions)
     return _NOTHING
@@ -245,7 +245,7 @@ async def _read_directory(files: Files, path: str) -> Encoded:
 
 async def walk(confinement: FileConfinement | None, caller: Caller, params: WalkParams) -> Encoded:
     """List a tree."""
-    files = _files(confinement, caller, params.sandbox)
+    files = request_files(confinement, caller, params.sandbox)
     path, options = _native_path(params.path), params.options
     check_limits(options.max_depth, options.max_directories, options.max_entries)
     body = await files.list_json(
@@ -263,14 +263,14 @@ async def walk(confinement: FileConfinement | None, caller: Caller, params: Walk
 
 async def remove(confinement: FileConfinement | None, caller: Caller, params: RemoveParams) -> Encoded:
     """Remove a path."""
-    files = _files(confinement, caller, params.sandbox)
+    files = request_files(confinement, caller, params.sandbox)
     await files.run(operations.remove, _native_path(params.path), params.recursive, params.force)
     return _NOTHING
 
 
 async def copy(confinement: FileConfinement | None, caller: Caller, params: CopyParams) -> Encoded:
     """Copy a file, a link or a tree."""
-    files = _files(confinement, caller, params.sandbox)
+    files = request_files(confinement, caller, params.sandbox)
     source, destination = _native_path(params.source_path), _native_path(params.destination_path)
     in_place = await files.run(
         operations.copy, source, destination, params.recursive, params.keep_mode, params.preserve_times
@@ -280,7 +280,7 @@ async def copy(confinement: FileConfinement | None, caller: Caller, params: Copy
 
 async def rename(confinement: FileConfinement | None, caller: Caller, params: RenameParams) -> Encoded:
     """Rename a file, a link or a directory."""
-    files = _files(confinement, caller, params.sandbox)
+    files = request_files(confinement, caller, params.sandbox)
     source, destination = _native_path(params.source_path), _native_path(params.destination_path)
     await files.run(operations.rename, source, destination, params.overwrite)
     return _NOTHING
@@ -288,7 +288,7 @@ async def rename(confinement: FileConfinement | None, caller: Caller, params: Re
 
 async def install(confinement: FileConfinement | None, caller: Caller, params: InstallParams) -> Encoded:
     """Move a finished file to its destination."""
-    files = _files(confinement, caller, params.sandbox)
+    files = request_files(confinement, caller, params.sandbox)
     source, destination = _native_path(params.source_path), _native_path(params.destination_path)
     in_place = await files.run(operations.install, source, destination, *_attributes(params))
     return _put(caller, in_place=in_place)
@@ -298,14 +298,14 @@ async def set_metadata(
     confinement: FileConfinement | None, caller: Caller, params: SetMetadataParams
 ) -> Encoded:
     """Set permission bits and times."""
-    files = _files(confinement, caller, params.sandbox)
+    files = request_files(confinement, caller, params.sandbox)
     await files.run(operations.set_metadata, _native_path(params.path), *_attributes(params))
     return _NOTHING
 
 
 async def digest(confinement: FileConfinement | None, caller: Caller, params: DigestParams) -> DigestResult:
     """Compute the SHA-256 of a file."""
-    files = _files(confinement, caller, params.sandbox)
+    files = request_files(confinement, caller, params.sandbox)
     return await files.digest(_native_path(params.path), params.size)
 
 
@@ -313,7 +313,7 @@ async def put_files(
     confinement: FileConfinement | None, caller: Caller, params: PutFilesParams
 ) -> PutFilesResult:
     """Create directories and small files."""
-    files = _files(confinement, caller, params.sandbox)
+    files = request_files(confinement, caller, params.sandbox)
     size = sum(len(entry.data_base64 or b"") for entry in params.entries)
     if size > MAX_BATCH_BYTES:
         raise InvalidRequest(
@@ -337,7 +337,7 @@ async def get_files(
     confinement: FileConfinement | None, caller: Caller, params: GetFilesParams
 ) -> GetFilesResult:
     """Describe paths, and read small files."""
-    files = _files(confinement, caller, params.sandbox)
+    files = request_files(confinement, caller, params.sandbox)
     paths = [_native_path(path) for path in params.paths]
     if params.max_bytes > MAX_BATCH_BYTES:
         raise InvalidRequest(
@@ -375,7 +375,7 @@ async def apply_edits(
 
 async def open_handle(confinement: FileConfinement | None, caller: Caller, params: OpenParams) -> OpenResult:
     """Open a block handle."""
-    files = _files(confinement, caller, params.sandbox)
+    files = request_files(confinement, caller, params.sandbox)
     path = _native_path(params.path)
     policy = _policy(confinement, params.sandbox)
     await _handles(caller).open(
@@ -412,7 +412,7 @@ async def watch_missing(mounts: MountTable, caller: Caller, params: WatchMissing
 
     def make_watch() -> MissingWatch:
         return MissingWatch(
-            _calls(caller),
+            blocking_calls(caller),
             lambda: not mounts.can_hang,
             lambda watch_id: caller.notify("fs/missingChanged", {"watchId": watch_id}),
         )
@@ -442,7 +442,7 @@ def _look_up(mounts: MountTable, function: Callable[[str], T], caller: Caller, p
 
 
 async def _look_up_in_thread(caller: Caller, function: Callable[[str], T], path: str) -> T:
-    return await _calls(caller).run(function, path)
+    return await blocking_calls(caller).run(function, path)
 
 
 async def _canonicalize_confined(files: ConfinedFiles, path: str) -> CanonicalPath:
@@ -453,12 +453,15 @@ def _canonical_path(path: str) -> CanonicalPath:
     return {"path": path_to_uri(resolve_links(path))}
 
 
-def _files(confinement: FileConfinement | None, caller: Caller, sandbox: SandboxContext | None) -> Files:
+def request_files(
+    confinement: FileConfinement | None, caller: Caller, sandbox: SandboxContext | None
+) -> Files:
+    """The files of a request: in its sandbox, if it limits files."""
     return _confined(confinement, caller, sandbox) or _direct(caller)
 
 
 def _direct(caller: Caller) -> DirectFiles:
-    return DirectFiles(_calls(caller), _descriptors(caller))
+    return DirectFiles(blocking_calls(caller), _descriptors(caller))
 
 
 def _confined(
@@ -470,7 +473,7 @@ def _confined(
         return None
     assert confinement is not None
     requests = caller.own(ConfinedRequests, ConfinedRequests)
-    calls, descriptors = _calls(caller), _descriptors(caller)
+    calls, descriptors = blocking_calls(caller), _descriptors(caller)
     return ConfinedFiles(confinement.pool, policy, requests, calls, descriptors, confinement.small)
 
 
@@ -515,7 +518,8 @@ def _edit(edit: WriteEdit | RemoveEdit) -> Edit:
     return Edit(path, edit.data_base64, expected, edit.create_parents, mode_from)
 
 
-def _calls(caller: Caller) -> BlockingCalls:
+def blocking_calls(caller: Caller) -> BlockingCalls:
+    """The threads of a connection."""
     return caller.own(BlockingCalls, BlockingCalls)
 
 
@@ -528,7 +532,7 @@ def _descriptors(caller: Caller) -> Descriptors:
 
 
 def _handles(caller: Caller) -> FileHandles:
-    return caller.own(FileHandles, lambda: FileHandles(_calls(caller), _descriptors(caller)))
+    return caller.own(FileHandles, lambda: FileHandles(blocking_calls(caller), _descriptors(caller)))
 
 
 def _native_path(path: str) -> str:

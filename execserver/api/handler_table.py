@@ -7,7 +7,17 @@ import os
 from typing import TYPE_CHECKING
 
 from execprotocol.errors import InternalError
-from execserver.api import confinement, environment, filesystem, handshake, health, http, observing, process
+from execserver.api import (
+    confinement,
+    discovery,
+    environment,
+    filesystem,
+    handshake,
+    health,
+    http,
+    observing,
+    process,
+)
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.small import SmallFiles
 from execserver.fsworker.launch import WorkerLauncher
@@ -62,7 +72,7 @@ class HandlerTable:
             **environment.handlers(host),
             **process.ProcessHandlers(executor, host, sandboxes, sessions).table(),
             **observing.ObservingHandlers(executor, sessions).table(),
-            **self._file_handlers(),
+            **self._file_handlers(host),
             **http.HttpHandlers(host).table(),
             **health.handlers(gauges, host),
         }
@@ -82,7 +92,7 @@ class HandlerTable:
             await self._edits.close()
         await self._workers.close()
 
-    def _file_handlers(self) -> Handlers:
+    def _file_handlers(self, host: Host) -> Handlers:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._mounts.fileno(), self._mounts.refresh)
         # The kernel reports each change once, and the registration may have taken one.
@@ -90,8 +100,10 @@ class HandlerTable:
         small = SmallFiles(self._mounts)
         tmpdir = self._environment.get("TMPDIR")
         confined = filesystem.FileConfinement(self._workers, tmpdir, small)
-        handlers = filesystem.handlers(self._mounts, small, confined, self._make_edits)
-        return confinement.require_file_limits(handlers, tmpdir) if self._require_sandbox else handlers
+        handlers: Handlers = filesystem.handlers(self._mounts, small, confined, self._make_edits)
+        if self._require_sandbox:
+            handlers = confinement.require_file_limits(handlers, tmpdir)
+        return {**handlers, **discovery.DiscoveryHandlers(host, confined).table()}
 
     def _make_edits(self) -> Edits:
         """The edits of `fs/applyEdits`, made at the first use: few daemons need them."""

@@ -332,7 +332,9 @@ class ProcessHandlers:
         except BaseException:
             proxy.close()
             raise
-        caller.session.processes.get(params.process_id).serve_network(caller.session.network)
+        process = caller.session.processes.get(params.process_id)
+        if process.proxy is not None:
+            process.proxy.serve(caller.session.network)
         return result
 
     async def _start_confined(
@@ -387,7 +389,9 @@ class ProcessHandlers:
         return child_environment(self._host.environment, params.env_policy, params.env)
 
     def _spec(self, params: StartParams, variables: Mapping[str, str] = _NO_VARIABLES) -> LaunchSpec:
-        return LaunchSpec.of(params, {**self._environment(params), **variables}, self._host.shell)
+        environment = self._environment(params)
+        environment.update(variables)
+        return LaunchSpec.of(params, environment, self._host.shell)
 
     def _own_spec(self, params: StartParams, variables: Mapping[str, str]) -> LaunchSpec:
         """The specification, where no sandbox is prepared.

@@ -114,6 +114,12 @@ def _command_limits(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
+def _backend_name(value: str) -> str:
+    if not value or value in ("none", "seccomp", "seatbelt"):
+        raise ValueError("auto, bubblewrap, landlock, or the name of a backend from an installed package")
+    return value
+
+
 def _name(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
@@ -374,6 +380,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             group=SANDBOX,
         ),
     ] = False
+    sandbox_backend: Annotated[
+        str,
+        _option(
+            "what makes sandboxes: auto (bubblewrap, and Landlock if that is allowed), bubblewrap, landlock, "
+            "or the name of a backend from an installed package, which is code in the daemon",
+            group=SANDBOX,
+            metavar="NAME",
+            check=_backend_name,
+        ),
+    ] = "auto"
     bubblewrap: Annotated[
         Path | None,
         _option(
@@ -451,4 +467,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             bubblewrap=_name(self.bubblewrap),
             allow_landlock=self.allow_landlock,
             spool_dir=_name(self.spool_dir),
+            backend=self.sandbox_backend,
         )

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from base64 import b64encode
 from typing import NamedTuple
-from urllib.parse import unquote_to_bytes, urlsplit
 
 import h11
 
-from execserver.network.addresses import Host, HostError, parse_host
 from execserver.network.http_messages import Headers
 from execserver.network.judge import Judge, Target
 from execserver.network.resolver import Resolver, connect
 from execserver.network.rules import ProxyPolicy
 from execserver.network.tunnel import Traffic
+from execserver.network.upstream import UpstreamProxy, parse_upstream
 
 _CHUNK = 65_536
 
 
 class UpstreamProxyError(Exception):
     """The proxy of the daemon's environment does not connect. The text is for the command."""
-
-
-class _Upstream(NamedTuple):
-    host: Host
-    port: int
-    headers: Headers
-    """For this proxy: its credentials."""
 
 
 class Route(NamedTuple):
@@ -59,8 +50,8 @@ class Dialer:
         self._seconds = policy.limits.connect_s
         self._head_bytes = policy.limits.header_bytes
         self._resolver = Resolver()
-        uses_upstream = policy.settings.allow_upstream_proxy and policy.upstream
-        self._upstream = _parse_upstream(policy.upstream) if uses_upstream and policy.upstream else None
+        uses_upstream = policy.settings.allow_upstream_proxy and policy.upstream is not None
+        self._upstream = parse_upstream(policy.upstream or "") if uses_upstream else None
 
     async def route(self, target: Target) -> Route:
         """Judge a plain request, and connect to its server or to the further proxy.
@@ -72,10 +63,11 @@ class Dialer:
             OSError: there is no connection.
         """
         self.traffic.check()
-        endpoints = await self.judge.permit(target, by_name=self._upstream is not None)
-        if self._upstream is None:
+        upstream = None if target.protocol == "socks5_tcp" else self._upstream
+        endpoints = await self.judge.permit(target, by_name=upstream is not None)
+        if upstream is None:
             return Route(await connect(endpoints, self._seconds), None)
-        return Route(await self._connect_upstream(self._upstream), self._upstream.headers)
+        return Route(await self._connect_upstream(upstream), upstream.headers)
 
     async def tunnel(self, target: Target) -> tuple[socket.socket, bytes]:
         """Judge a tunnel, and connect it.
@@ -96,11 +88,14 @@ class Dialer:
         try:
             async with asyncio.timeout(self._seconds):
                 return connection, await self._ask_for_tunnel(connection, target, headers)
+        except TimeoutError:
+            connection.close()
+            raise UpstreamProxyError("the upstream proxy does not answer") from None
         except BaseException:
             connection.close()
             raise
 
-    async def _connect_upstream(self, upstream: _Upstream) -> socket.socket:
+    async def _connect_upstream(self, upstream: UpstreamProxy) -> socket.socket:
         endpoints = await self._resolver.resolve(upstream.host, upstream.port, self._seconds)
         return await connect(endpoints, self._seconds)
 
@@ -121,18 +116,3 @@ class Dialer:
         if not 200 <= event.status_code < 300:
             raise UpstreamProxyError(f"the upstream proxy answers {event.status_code}")
         return http.trailing_data[0]
-
-
-def _parse_upstream(text: str) -> _Upstream:
-    url = urlsplit(text if "://" in text else f"http://{text}")
-    try:
-        host = parse_host(url.hostname or "")
-    except HostError as error:
-        raise ValueError(f"the upstream proxy has no valid host: {error}") from None
-    if url.scheme != "http":
-        raise ValueError(f"an upstream proxy is reached by http://, and not by {url.scheme}://")
-    headers = []
-    if url.username or url.password:
-        secret = unquote_to_bytes(url.username or "") + b":" + unquote_to_bytes(url.password or "")
-        headers.append((b"Proxy-Authorization", b"Basic " + b64encode(secret)))
-    return _Upstream(host, url.port or 80, headers)

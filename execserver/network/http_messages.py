@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
-from email.utils import formatdate
 from typing import NamedTuple
 
 import h11
@@ -73,7 +73,8 @@ def connect_authority(request: h11.Request) -> Authority:
     Raises:
         RequestError: it does not.
     """
-    if any(name in (b"content-length", b"transfer-encoding") for name, _ in request.headers):
+    framing = [field for field in request.headers if field[0] in (b"content-length", b"transfer-encoding")]
+    if framing not in ([], [(b"content-length", b"0")]):
         raise RequestError(400, "CONNECT has no body")
     host, port = _split(request.target)
     if port is None:
@@ -131,6 +132,8 @@ def _check_framing(request: h11.Request) -> None:
 
 def wants_websocket(request: h11.Request) -> bool:
     """Whether a request asks for a WebSocket."""
+    if request.http_version < b"1.1":
+        return False
     upgrades = [value.strip().lower() for name, value in request.headers if name == b"upgrade"]
     return upgrades == [b"websocket"] and b"upgrade" in _connection_tokens(request.headers)
 
@@ -234,4 +237,4 @@ def _answer(status: int, headers: Headers, body: bytes) -> Answer:
 
 def date() -> tuple[bytes, bytes]:
     """The header `date` of this moment."""
-    return b"date", formatdate(usegmt=True).encode()
+    return b"date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime()).encode()

@@ -113,6 +113,7 @@ class HttpConnection:
 
     async def _read_head(self) -> h11.Request | None:
         """The next request; null at the end of the connection."""
+        self._method = b""
         if not self._http.trailing_data[0]:
             # Between requests a connection may be idle for as long as a tunnel.
             self._http.receive_data(await self._receive(_HEAD_CHUNK))

@@ -77,7 +77,7 @@ class Judge:
             RuleError: a pattern of the policy is not valid.
         """
         self._policy = policy
-        self._rules = DomainRules(policy.settings.domains)
+        self._rules = DomainRules(policy.settings)
         self._asks = asks if policy.decision_timeout_s is not None else None
         self._report = report
         self._resolver = Resolver()
@@ -94,10 +94,11 @@ class Judge:
 
         Args:
             target: what the command wants to reach.
-            by_name: whether another proxy connects to the host, so that a name is not looked up.
+            by_name: whether another proxy connects to the host. Then a name is not looked up where local
+                addresses are permitted.
 
         Returns:
-            The endpoints of the host, each of them judged; none for a name if `by_name`.
+            The endpoints of the host, each of them judged; none if it was not looked up.
 
         Raises:
             DeniedError: it is denied.
@@ -110,7 +111,7 @@ class Judge:
             self._allow(target, source)
             reason = METHOD if target.protocol == "http" else TUNNEL
             raise self._deny(target, reason, source="mode_guard")
-        if by_name and target.host.address is None:
+        if by_name and target.host.address is None and self._policy.settings.allow_local_binding:
             self._allow(target, source)
             return []
         endpoints = await self._judge_addresses(target)
@@ -154,7 +155,7 @@ class Judge:
             if permits_local:
                 raise
             # As the reference does: an address that is unknown may be a local one.
-            raise self._deny(target, LOCAL, f"Cannot look up {host.text}: {error}.") from None
+            raise self._deny(target, LOCAL, str(error)) from None
         for endpoint in endpoints:
             seen = Host(str(endpoint.address), endpoint.address)
             if self._rules.verdict(seen, port) == "deny":
@@ -165,7 +166,9 @@ class Judge:
         return endpoints
 
     async def _ask(self, target: Target) -> Decision:
-        """The client's decision; equal requests wait for the same one, and permission is kept."""
+        """The client's decision; equal requests wait for the same one. Permission for the session is kept: it
+        holds while no server is there, too.
+        """
         key = (target.protocol, target.host.text, target.port)
         if key in self._allowed:
             return Decision(type="allow")
@@ -175,7 +178,7 @@ class Judge:
             question = self._questions[key] = asyncio.ensure_future(self._question(request))
             question.add_done_callback(lambda _: self._questions.pop(key))
         decision = await asyncio.shield(question)
-        if decision.type == "allow":
+        if decision.type == "allow" and decision.scope == "session":
             if len(self._allowed) >= _MAX_KEPT:
                 self._allowed.pop(next(iter(self._allowed)))
             self._allowed[key] = None

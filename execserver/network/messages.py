@@ -132,7 +132,8 @@ def receive(channel: socket.socket) -> tuple[AnyMessage | None, list[int]]:
     try:
         data, ancillary, flags, _ = channel.recvmsg(_MOST_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
-        raise EOFError from None  # it ended, and left messages of ours unread
+        # It ended without reading our messages. The error comes once, and its messages follow.
+        data, ancillary, flags, _ = channel.recvmsg(_MOST_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
     descriptors: list[int] = []
     for _level, _kind, content in ancillary:
         descriptors += struct.unpack(f"{len(content) // 4}i", content[: len(content) // 4 * 4])

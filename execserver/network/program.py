@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 from collections import deque
+from contextlib import suppress
 from typing import NoReturn, TypeVar
 
 import msgspec
@@ -52,10 +53,12 @@ from execserver.sandbox.thread_limits import deny_new_privileges, drop_capabilit
 
 T = TypeVar("T")
 
-_MOST_REPORTS = 1024
+MAX_REPORTS = 1024
 """Decisions that wait for a server. Later ones are not reported."""
 
 _MOST_REASON_BYTES = 4096
+
+_start_decoder = msgspec.json.Decoder(ProxyStart)
 
 
 def main() -> NoReturn:
@@ -63,6 +66,8 @@ def main() -> NoReturn:
     server = socket.socket(fileno=0)
     # The kernel reaps the proxies, and a proxy's own child.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with suppress(seccomp.UnknownArchitectureError):
+        seccomp.for_proxies()  # assembled once, for all proxies
     gc.freeze()  # so that collections in the proxies leave the shared pages alone
     while True:
         try:
@@ -98,7 +103,7 @@ def run(control: socket.socket, start: int) -> NoReturn:
     """
     try:
         with open(start, "rb") as file:
-            proxy = Proxy(control, msgspec.json.decode(file.read(), type=ProxyStart))
+            proxy = Proxy(control, _start_decoder.decode(file.read()))
         proxy.listen()
         _confine()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -210,7 +215,7 @@ class Proxy:
             del self._questions[number]
 
     def _report(self, decision: NetworkDecision) -> None:
-        if len(self._unsent) < _MOST_REPORTS:
+        if len(self._unsent) < MAX_REPORTS:
             self._send(Decided(decision))
 
     # -- messages

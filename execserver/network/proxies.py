@@ -7,7 +7,7 @@ Rules of this module:
 
 1. The server makes the control socket of a proxy and keeps one end, so that a start waits for nothing. The
    supervisor keeps a copy of that end, by which a new server goes on with the proxy.
-2. A proxy lives as long as its process: `Proxy.close` ends it at once, whoever else holds the socket.
+2. A proxy lives as long as its process: `Proxy.close` ends it at once, also if copies of the socket are open.
 3. The death of the forker ends no proxy. The next start makes a new forker.
 """
 
@@ -44,14 +44,19 @@ from execserver.network.messages import (
     send,
 )
 from execserver.network.rules import DomainRules, ProxyPolicy, RuleError
+from execserver.network.upstream import parse_upstream
 from execserver.network.variables import Ports, proxy_variables
 from execserver.telemetry.logs import Logger
+from execserver.telemetry.measures import measures
 
 log = Logger()
 
 HTTP_PORT, SOCKS_PORT = 61_128, 61_080
 """In a sandbox, whose network namespace has no other listener. Above the ports that Linux gives to sockets
 without one (32768 to 60999), and far from those of any known service."""
+
+_UPSTREAM_VARIABLES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+"""The first one that is set names the proxy that proxies may themselves go through."""
 
 _READY_SECONDS = 30.0
 """How long a proxy may take for its listeners on the host. It takes some milliseconds, the first one of a
@@ -93,7 +98,8 @@ class Proxies:
 
         Raises:
             InvalidParams: a pattern of the domains is not valid.
-            InvalidRequest: this daemon cannot tell whose sandbox a proxy enters.
+            InvalidRequest: this daemon cannot tell whose sandbox a proxy enters, or its own environment names
+                an upstream proxy that cannot be used.
             InternalError: no process can be started.
         """
         if inside and self._tag is None:
@@ -105,28 +111,41 @@ class Proxies:
                 field="enforceManagedNetwork",
             )
         try:
-            DomainRules(settings.proxy.domains)
+            DomainRules(settings.proxy)
         except RuleError as error:
-            raise InvalidParams(str(error), field="networkProxy.proxy.domains") from None
+            raise InvalidParams(str(error), field=f"networkProxy.proxy.{error.field}") from None
         ports = Ports(HTTP_PORT, SOCKS_PORT if settings.proxy.enable_socks5 else None) if inside else None
         start = ProxyStart(self._policy(settings), ports)
         try:
             ours = self._launch(msgspec.json.encode(start))
         except OSError as error:
             raise InternalError(f"the network proxy cannot be started: {error.strerror}") from None
+        measures.network_proxies_started += 1
         return Proxy(ours, settings.proxy.allow_local_binding, ports)
 
     def _policy(self, settings: NetworkProxy) -> ProxyPolicy:
         timeout = settings.policy_decision_timeout_ms
         upstream = None
         if settings.proxy.allow_upstream_proxy:
-            names = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
-            upstream = next((url for name in names if (url := self._environment.get(name))), None)
+            upstream = self._upstream()
         return ProxyPolicy(
             settings.proxy,
             decision_timeout_s=None if timeout is None else timeout / 1000,
             upstream=upstream,
         )
+
+    def _upstream(self) -> str | None:
+        name = next((name for name in _UPSTREAM_VARIABLES if self._environment.get(name)), None)
+        if name is None:
+            return None
+        try:
+            parse_upstream(self._environment[name])
+        except ValueError as error:
+            raise InvalidRequest(
+                f"{error}; correct the variable {name} of the daemon, or leave out allowUpstreamProxy",
+                field="networkProxy.proxy.allowUpstreamProxy",
+            ) from None
+        return self._environment[name]
 
     def _launch(self, start: bytes) -> socket.socket:
         """Have a proxy forked. Returns our end of its control socket.
@@ -159,6 +178,7 @@ class Proxies:
                 except BaseException:
                     ours.close()
                     raise
+            ours.setblocking(False)
             self._forker = ours
         return self._forker
 
@@ -294,6 +314,7 @@ class Proxy:
             case Ask():
                 self._run(self._answer(message))
             case Decided(decision) if self._decisions is not None:
+                measures.network_decisions[decision.decision] += 1
                 event = {"processId": self._process_id, **msgspec.to_builtins(decision)}
                 self._decisions.report(cast("PolicyDecisionEvent", event))
             case _:

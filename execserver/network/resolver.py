@@ -30,7 +30,14 @@ class Endpoint(NamedTuple):
 
 
 class ResolveError(Exception):
-    """A host has no address. The text says why."""
+    """A host has no address. The text is for the command."""
+
+    def __init__(self, host: Host, why: str) -> None:
+        """Args:
+        host: the host.
+        why: the resolver's reason.
+        """
+        super().__init__(f"Cannot look up {host.text}: {why}.")
 
 
 class Resolver:
@@ -51,11 +58,11 @@ class Resolver:
         try:
             found = await asyncio.wait_for(asyncio.shield(lookup), seconds)
         except TimeoutError:
-            raise ResolveError(f"no answer within {seconds:g} seconds") from None
+            raise ResolveError(host, f"no answer within {seconds:g} seconds") from None
         except OSError as error:
-            raise ResolveError(error.strerror or str(error)) from None
+            raise ResolveError(host, error.strerror or str(error)) from None
         if not found:
-            raise ResolveError("it has no IP address")
+            raise ResolveError(host, "it has no IP address")
         return found
 
     async def _look_up(self, host: Host, port: int) -> list[Endpoint]:

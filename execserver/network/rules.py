@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -51,7 +51,8 @@ class ProxyPolicy(Struct, frozen=True):
     """Seconds to wait for an answer of the decider; null asks for nothing and denies."""
 
     upstream: str | None = None
-    """The URL of the HTTP proxy in the daemon's environment, used if the settings allow it."""
+    """The URL of the HTTP proxy in the daemon's environment, used if the settings allow it and not for
+    SOCKS5."""
 
 
 class NetworkDecision(Struct, frozen=True, rename="camel"):
@@ -71,7 +72,15 @@ class NetworkDecision(Struct, frozen=True, rename="camel"):
 
 
 class RuleError(ValueError):
-    """A pattern of `domains` that is not valid. The text is the wire's."""
+    """A pattern of the settings is not valid. The text is the wire's."""
+
+    def __init__(self, text: str, field: str) -> None:
+        """Args:
+        text: what is wrong with which pattern.
+        field: the member of the settings.
+        """
+        super().__init__(f"invalid network proxy config: {text}")
+        self.field = field
 
 
 class _Pattern(NamedTuple):
@@ -83,36 +92,43 @@ class _Pattern(NamedTuple):
 
     port: int | None
 
+    @property
+    def is_global(self) -> bool:
+        return self.name is None and self.literal is None
+
 
 class DomainRules:
-    """The verdicts of `domains`.
+    """The verdicts of `domains` and `reviewDomains`.
 
     A pattern is a host, `*.example.com` for its subdomains, `**.example.com` for both, or `*` for all; it
     may have `*` and `?` elsewhere too. `host:port` is for that port only. Patterns with `*` or `?`, but for
     `*` itself, match names and no addresses.
     """
 
-    def __init__(self, domains: Mapping[str, Literal["allow", "deny"]] | None) -> None:
+    def __init__(self, settings: ProxySettings) -> None:
         """Read the patterns.
 
         Raises:
             RuleError: a pattern is not valid, or `*` is to be denied.
         """
-        self._patterns: dict[str, list[_Pattern]] = {"allow": [], "deny": []}
-        for text, verdict in (domains or {}).items():
-            pattern = _parse_pattern(text)
-            if pattern is None or (verdict == "deny" and pattern.name is None and pattern.literal is None):
+        self._patterns: dict[str, list[_Pattern]] = {"allow": [], "deny": [], "none": []}
+        for text, verdict in (settings.domains or {}).items():
+            pattern = _parse_pattern(text, "domains")
+            if verdict == "deny" and pattern.is_global:
                 raise RuleError(
-                    "invalid network proxy config: invalid value for "
-                    f"network.{'denied' if verdict == 'deny' else 'allowed'}_domains: {text} "
-                    "(allowed exact hosts or scoped wildcards like *.example.com or **.example.com)"
+                    f"invalid value for network.denied_domains: {text} "
+                    "(allowed exact hosts or scoped wildcards like *.example.com or **.example.com)",
+                    "domains",
                 )
             self._patterns[verdict].append(pattern)
+        self._review = [_parse_pattern(text, "reviewDomains") for text in settings.review_domains]
 
     def verdict(self, host: Host, port: int) -> Literal["allow", "deny"] | None:
         """What the patterns say about a host; deny wins."""
         if any(_matches(pattern, host, port) for pattern in self._patterns["deny"]):
             return "deny"
+        if any(_matches(pattern, host, port) for pattern in self._review):
+            return None
         if any(_matches(pattern, host, port) for pattern in self._patterns["allow"]):
             return "allow"
         return None
@@ -125,27 +141,26 @@ class DomainRules:
         )
 
 
-def _parse_pattern(text: str) -> _Pattern | None:
+def _parse_pattern(text: str, field: str) -> _Pattern:
     try:
         body, port = split_port(text.strip())
-        if body == "*":
+        if body in ("*", "**.*"):
             return _Pattern(None, None, port)
         prefix = next((prefix for prefix in ("**.", "*.") if body.startswith(prefix)), "")
         rest = body.removeprefix(prefix)
-        if "*" in rest or "?" in rest:
-            # Checked as a name with a letter in the place of each wildcard.
-            parse_host(rest.replace("*", "x").replace("?", "x"))
-            rest = rest.lower().removesuffix(".")
-        else:
-            host = parse_host(rest)
-            if not prefix:
-                return _Pattern(None, host.text, port)
-            if host.address is not None:
-                return None
-            rest = host.text
+        if not rest:
+            raise RuleError("domain pattern is empty", field)
+        has_wildcards = "*" in rest or "?" in rest
+        # Checked as a name with a letter in the place of each wildcard.
+        host = parse_host(rest.replace("*", "x").replace("?", "x") if has_wildcards else rest)
+        if (prefix or has_wildcards) and (host.address is not None or host.is_ambiguous):
+            raise HostError("an address has no wildcards")
     except HostError:
-        return None
-    name = re.escape(rest).replace(r"\*", ".*").replace(r"\?", ".")
+        raise RuleError(f"unsupported domain pattern syntax: {text}", field) from None
+    if not prefix and not has_wildcards:
+        return _Pattern(None, host.text, port)
+    name = re.escape(rest.lower().removesuffix(".") if has_wildcards else host.text)
+    name = name.replace(r"\*", ".*").replace(r"\?", ".")
     start = {"": "", "*.": r".+\.", "**.": r"(?:.+\.)?"}[prefix]
     return _Pattern(re.compile(f"{start}{name}\\Z"), None, port)
 

@@ -45,7 +45,7 @@ async def serve(
         listeners: owned from now on.
         policy: what is permitted.
         asks: called for hosts without a verdict, if `policy.decision_timeout_s` is set; equal requests at the
-            same time are one call. An answer of `allow` is kept for the life of the proxy.
+            same time are one call. An `allow` with the scope `session` is kept for the life of the proxy.
         report: called with each decision; it must not block.
 
     Raises:
@@ -104,14 +104,12 @@ class ProxyServer:
         self, client: socket.socket, address: str, protocol: type[HttpConnection] | type[SocksConnection]
     ) -> None:
         with contextlib.closing(client):
-            if self._served >= self._limits.connections:
-                await self._refuse(client, address, protocol)
-                return
-            self._served += 1
             try:
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                async with IdleWatch(self._limits.idle_s) as watch:
-                    await protocol(client, address, self._dialer, self._limits, watch).serve()
+                if self._served < self._limits.connections:
+                    await self._serve(client, address, protocol)
+                elif self._refused < _MAX_REFUSALS:
+                    await self._refuse(client, address, protocol)
             except TimeoutError:
                 reset_on_close(client)
             except Exception as error:
@@ -120,21 +118,25 @@ class ProxyServer:
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": "a connection of a network proxy failed", "exception": error}
                 )
-            finally:
-                self._served -= 1
+
+    async def _serve(
+        self, client: socket.socket, address: str, protocol: type[HttpConnection] | type[SocksConnection]
+    ) -> None:
+        self._served += 1
+        try:
+            async with IdleWatch(self._limits.idle_s) as watch:
+                await protocol(client, address, self._dialer, self._limits, watch).serve()
+        finally:
+            self._served -= 1
 
     async def _refuse(
         self, client: socket.socket, address: str, protocol: type[HttpConnection] | type[SocksConnection]
     ) -> None:
-        if self._refused >= _MAX_REFUSALS:
-            return
         self._refused += 1
         try:
             async with IdleWatch(_REFUSE_S) as watch:
                 text = f"this command has its limit of {self._limits.connections} connections open"
                 await protocol(client, address, self._dialer, self._limits, watch).refuse(503, text)
-        except TimeoutError:
-            pass
         finally:
             self._refused -= 1
 

@@ -19,10 +19,10 @@ from execserver.processes.output_log import OutputLog
 from execserver.processes.poller import DescriptorPoller
 from execserver.processes.process import ExecutorContext, ManagedProcess
 from execserver.processes.process_limits import ProcessLimits
+from execserver.processes.process_proxy import ProcessProxy, begin_in_sandbox
 from execserver.processes.recovery_state import RecoveryState
 from execserver.processes.reserved_descriptors import ReservedDescriptors
 from execserver.processes.retention import Retention
-from execserver.processes.sandboxed_child import begin_in_sandbox
 from execserver.processes.spawn import Spawned, Spawner
 from execserver.processes.start_options import StartOptions
 from execserver.processes.stdin import InputBudget
@@ -51,9 +51,9 @@ log = Logger()
 _FREE_DESCRIPTORS = 256
 """Kept free of processes: for connections, files, and the daemon itself."""
 
-_DESCRIPTORS_A_PROCESS = 9
-"""A pidfd, up to five ends of pipes, the files of output and input, and one for the moment of the spawn. A
-network proxy takes one more, of those that are kept free."""
+_DESCRIPTORS_A_PROCESS = 10
+"""A pidfd, up to five ends of pipes, the files of output and input, the control socket of a network proxy,
+and one for the moment of the spawn."""
 
 _DESCRIPTORS_A_SANDBOX = 18
 """The launcher's report, a pidfd of the first process inside, and the locks of eight mount points."""
@@ -213,7 +213,8 @@ class Executor:
         limits = None if options.limits is None else ProcessLimits(options.limits, leaf)
         output = self.make_log(number, index)
         process = self.add(started, output, on_closed, options.confinement, limits, live=True)
-        process.proxy = options.proxy
+        if options.proxy is not None:
+            process.proxy = ProcessProxy(process, options.proxy)
         process.begin(spawned, slots)
         return process
 

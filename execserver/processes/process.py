@@ -21,7 +21,6 @@ progress: a stalled reader never holds a child back.
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -37,23 +36,20 @@ from execserver.processes.output_reader import TERMINAL_END_SECONDS, OutputReade
 from execserver.processes.poller import DescriptorPoller
 from execserver.processes.process_input import ProcessInput
 from execserver.processes.process_limits import ProcessLimits
+from execserver.processes.process_proxy import ProcessProxy, begin_inherited
 from execserver.processes.recovery_state import RecoveryState, Slots
 from execserver.processes.reserved_descriptors import ReservedDescriptors
-from execserver.processes.sandboxed_child import ProcessSandbox, begin_in_sandbox
+from execserver.processes.sandboxed_child import ProcessSandbox
 from execserver.processes.spawn import Spawned
 from execserver.processes.stdin import InputBudget
 from execserver.spool.records import ProcessState, Started
-from execserver.supervisor.fd_store_protocol import INPUT, NETWORK, STATUS
-from execserver.telemetry.logs import Logger
+from execserver.supervisor.fd_store_protocol import INPUT
 from execserver.telemetry.measures import measures
 
 if TYPE_CHECKING:
     from execprotocol.process import ExitCause
-    from execserver.network.proxies import Decisions, Proxy
     from execserver.sandbox.confinement import Confinement
 
-
-log = Logger()
 
 _SIGNALLED = 128
 """Exit codes above this one are deaths by a signal, as a rule."""
@@ -192,7 +188,7 @@ class ManagedProcess:
         self.failure: str | None = None
         """Why the command was never run: its sandbox could not be set up."""
         self.subscribers: list[Subscriber] = []
-        self.proxy: Proxy | None = None
+        self.proxy: ProcessProxy | None = None
         """Its network proxy, which ends with it."""
         self._context = context
         self._on_closed = on_closed
@@ -248,19 +244,12 @@ class ManagedProcess:
         """
         context = self._context
         self._other_slots += slots
-        self._restore_end(state)
+        _restore_end(self, state)
         self.leader.inherit(state, None if spawned is None else spawned.pidfd)
         if spawned is not None:
-            if slots.get(NETWORK):
-                self._inherit_proxy(slots.pop(NETWORK)[0])
-            if slots.get(STATUS):
-                report, *gate = slots.pop(STATUS)
-                spawned.status, spawned.gate = report, gate[0] if gate else None
-                # The previous server may have died before it did so.
-                begin_in_sandbox(spawned, self.proxy, self._tag)
-                self._watch_inside(report)
-            if self.proxy is not None:
-                self.proxy.resume()
+            self.proxy = begin_inherited(self, spawned, slots, self._tag)
+            if spawned.status is not None:
+                self._watch_inside(spawned.status)
             self.output.watch(spawned)
         if self.input is not None:
             self.input.ended = state.stdin_closed
@@ -275,18 +264,6 @@ class ManagedProcess:
             self.leader.close()
         elif self._deadline is not None:
             context.deadlines.add(self.number, self._deadline)
-
-    def _restore_end(self, state: ProcessState) -> None:
-        if state.exited is not None:
-            self.exit_code = state.exited.code
-            self.cause = cast("ExitCause", state.exited.cause)
-            self.failure = state.exited.failure
-            # The previous server may have been killed between the ledger and the index.
-            self.exited_seq = self.log.exited_seq or self.log.number_event("exited")
-        elif self.log.closed_seq is not None:
-            # The previous server could not write the exit down.
-            self.exit_code, self.cause, self.exited_seq = UNKNOWN_EXIT, "unknown", self.log.exited_seq
-        self.closed_seq = self.log.closed_seq
 
     # -- state
 
@@ -348,11 +325,6 @@ class ManagedProcess:
 
     # -- control
 
-    def serve_network(self, decisions: Decisions) -> None:
-        """Have these decisions answer the questions of its network proxy, if it has one."""
-        if self.proxy is not None:
-            self.proxy.serve(self.process_id, decisions, self._proxy_ended)
-
     def pause(self) -> None:
         """Take no output until `resume`."""
         self.output.pause()
@@ -381,7 +353,8 @@ class ManagedProcess:
         if self.input is not None:
             self.input.release()
         self.output.release()
-        self._close_proxy()
+        if self.proxy is not None:
+            self.proxy.close()
         self.leader.release()
         # The supervisor may still keep what a previous server had kept and dropped again.
         kept = not self.closed or self.log.has_files or self.leader.inherited
@@ -445,26 +418,6 @@ class ManagedProcess:
 
     # -- inside
 
-    def _inherit_proxy(self, control: int) -> None:
-        from execserver.network.proxies import Proxy
-
-        self.proxy = Proxy.adopt(control)
-
-    def _close_proxy(self) -> None:
-        if self.proxy is not None:
-            self.proxy.close()
-            self.proxy = None
-
-    def _proxy_ended(self, reason: str, waits: bool) -> None:
-        self.proxy = None
-        if self.closed or self.leader.ending:
-            return
-        log.warning("a network proxy ended before its process", process=self.process_id, reason=reason)
-        if waits and self.running:
-            # The command would wait for the proxy for ever.
-            self.failure = f"failed to prepare process sandbox: {reason}"
-            self.leader.signal_group(signal.SIGKILL)
-
     def _watch_inside(self, report: int) -> None:
         assert self.sandbox is not None
         self.sandbox.watch(self.pid, report, self._tag, self._context.poller)
@@ -492,7 +445,8 @@ class ManagedProcess:
         if self.sandbox is not None and self.sandbox.stands:
             return
         self.closed_seq = self.log.number_event("closed")
-        self._close_proxy()
+        if self.proxy is not None:
+            self.proxy.close()
         # An urgent drop wakes the supervisor: a process may wait for the terminal to be hung up.
         self._context.recovery.closed(self.number, self._other_slots, recorded=self._exiting, urgent=self.tty)
         self._notify()
@@ -509,6 +463,19 @@ class ManagedProcess:
         """Ten thousand dead processes should not wait for the garbage collector."""
         if not self.running:
             del self.leader
+
+
+def _restore_end(process: ManagedProcess, state: ProcessState) -> None:
+    if state.exited is not None:
+        process.exit_code = state.exited.code
+        process.cause = cast("ExitCause", state.exited.cause)
+        process.failure = state.exited.failure
+        # The previous server may have been killed between the ledger and the index.
+        process.exited_seq = process.log.exited_seq or process.log.number_event("exited")
+    elif process.log.closed_seq is not None:
+        # The previous server could not write the exit down.
+        process.exit_code, process.cause, process.exited_seq = UNKNOWN_EXIT, "unknown", process.log.exited_seq
+    process.closed_seq = process.log.closed_seq
 
 
 def _ignore(_: object) -> None:

@@ -22,10 +22,8 @@ import msgspec
 from execserver import descendants
 from execserver.processes.output_log import OutputLog
 from execserver.processes.poller import READABLE, DescriptorPoller
-from execserver.processes.spawn import Spawned, open_gate
 
 if TYPE_CHECKING:
-    from execserver.network.proxies import Proxy
     from execserver.sandbox.confinement import Confinement
 
 _RETRY_SECONDS = 0.002
@@ -55,23 +53,6 @@ _MOST_NAMED = 5
 
 _MOST_REPORT_BYTES = 64 << 10
 """A launcher's report has a few hundred bytes."""
-
-
-def begin_in_sandbox(spawned: Spawned, proxy: Proxy | None, tag: int | None) -> None:
-    """Let a command begin that waits in its sandbox for its start to be recorded.
-
-    Args:
-        spawned: its launcher; the descriptor of the gate is closed.
-        proxy: its network proxy. With one, it is the proxy that opens the gate, when it listens inside.
-        tag: its ownership tag.
-    """
-    gate, spawned.gate = spawned.gate, None
-    if gate is None or spawned.status is None:
-        return
-    if proxy is None:
-        open_gate(gate)
-    else:
-        proxy.enter(spawned.status, gate, tag)
 
 
 class SandboxOwner(Protocol):
@@ -162,7 +143,7 @@ class ProcessSandbox:
             self.left_running = child.left_running()
         reports = child is not None and child.launcher_ended(lambda: owner.sandbox_left(False), whole=whole)
         if child is not None and not child.set_up and not by_signal:
-            owner.failure = _set_up_failure(owner.log)
+            owner.failure = _set_up_failure(owner.log, self.confinement.backend)
         if not reports:
             # A backend without a process namespace ends like one with it, if files are limited: nothing may
             # run on.
@@ -182,8 +163,12 @@ def _printable(name: bytes) -> str:
     return "".join(char if char.isprintable() else "?" for char in name.decode("utf-8", "replace"))
 
 
-def _set_up_failure(log: OutputLog) -> str:
-    lines = [line for line in log.tail(_LAUNCHER_BYTES).splitlines() if line.startswith(b"bwrap: ")]
+def _set_up_failure(log: OutputLog, backend: str) -> str:
+    # Other launchers begin their lines in their own ways. Nothing else has written any.
+    prefix = b"bwrap: " if backend == "bubblewrap" else b""
+    lines = [
+        line for line in log.tail(_LAUNCHER_BYTES).splitlines() if line.strip() and line.startswith(prefix)
+    ]
     reason = lines[-1].decode("utf-8", "replace") if lines else "the launcher gave no reason"
     return f"failed to prepare process sandbox: {reason}"
 
@@ -344,7 +329,12 @@ class SandboxedChild:
         if self._report is None or self.set_up:
             return
         # By offset: the launcher writes at the descriptor's position.
-        for line in os.pread(self._report, _MOST_REPORT_BYTES, 0).split(b"\n")[:-1]:
+        report = os.pread(self._report, _MOST_REPORT_BYTES, 0)
+        if report.strip().isdigit():
+            # A pid file, which container runtimes write when everything is set up.
+            self._first, self.set_up = int(report), True
+            return
+        for line in report.split(b"\n")[:-1]:
             self._take(line)
 
     def _take(self, line: bytes) -> None:

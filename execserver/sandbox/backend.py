@@ -68,7 +68,9 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     gated: bool = False
     """Whether the command waits for the `gate` of the result, if the backend can do that."""
 
-    def seccomp_program(self, *, tracing: bool = False, namespaces_denied: bool = True) -> bytes:
+    def seccomp_program(
+        self, *, tracing: bool = False, namespaces_denied: bool = True, unix_sockets: bool | None = None
+    ) -> bytes:
         """The seccomp filter that the command must have from its first instruction, as an array of `struct
         sock_filter`.
 
@@ -77,6 +79,8 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
                 process without the filter, and no program file of the host, can be reached by it.
             namespaces_denied: whether the filter refuses to make namespaces and mounts, because nothing else
                 does.
+            unix_sockets: whether the command may make Unix sockets while it has the network. Only if the
+                mounts of the view hide the host's. None: unless `namespaces_denied`.
 
         Raises:
             seccomp.UnknownArchitectureError: there is no filter for this machine.
@@ -86,6 +90,7 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
             files_limited=self.view.base != "host",
             tracing=tracing,
             namespaces_denied=namespaces_denied,
+            unix_sockets=unix_sockets,
             managed=self.view.managed_network,
         )
 
@@ -107,16 +112,19 @@ class Inspection(msgspec.Struct, frozen=True):
     """Those of its programs that have to be visible inside."""
 
 
+class BackendError(Exception):
+    """A backend cannot be used: it is missing, or a method raised, hung or returned something else. The text
+    is a clause for an error message.
+    """
+
+
 class SandboxBackend(Protocol):
     """Makes sandboxes. All methods may be called from any thread, also at the same time."""
 
-    @property
-    def namespaces(self) -> bool:
-        """Whether a command gets pid, mount, user, IPC and network namespaces of its own.
-
-        If so, the first process of the pid namespace is not the command but its parent, and the launcher
-        reports that process's pid (`LaunchSpec.status`).
-        """
+    namespaces: bool
+    """Whether a command gets pid, mount, user, IPC and network namespaces of its own. If so, the first
+    process of the pid namespace is not the command but its parent, and the launcher reports that process's
+    pid (`LaunchSpec.status`)."""
 
     def inspect(self) -> Inspection:
         """Look at what is installed, without starting anything that lasts. May block for a second."""
@@ -133,7 +141,7 @@ class SandboxBackend(Protocol):
             sandbox: a sandbox whose view is not `unstatable`.
 
         Returns:
-            A launch with new descriptors, which belong to the caller.
+            A launch with new descriptors, which belong to the caller. With namespaces it has a `status`.
 
         Raises:
             OSError: no descriptor is left.

@@ -14,6 +14,7 @@ from execserver.sandbox.backend import Inspection, Sandbox, SandboxBackend, name
 from execserver.sandbox.bare_roots import WatchedRoots
 from execserver.sandbox.bubblewrap import SealedProgram, memory_file
 from execserver.sandbox.confinement import Confinement
+from execserver.sandbox.entry_points import SandboxFolder, close_launch
 from execserver.sandbox.mount_points.registry import Lease
 from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import Policy
@@ -69,6 +70,63 @@ class BackendConfinement(Confinement):
         self._sandbox = replace(self._sandbox, held={})
         for fd in held.values():
             os.close(fd)
+        super().release()
+
+
+class PreparedConfinement(BackendConfinement):
+    """One command's sandbox by a backend from an entry point, which may block: it has been called already.
+
+    Args:
+        policy: as for the base class, like `cwd`, `name`, `backend`, `sandbox`, `lease` and `watched`.
+        cwd: see there.
+        name: see there.
+        backend: see there.
+        sandbox: see there.
+        lease: see there.
+        watched: see there.
+        launch: the result of `backend.wrap` for the command.
+        folder: the folder of this sandbox.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        cwd: str,
+        name: str,
+        backend: SandboxBackend,
+        sandbox: Sandbox,
+        lease: Lease | None,
+        watched: WatchedRoots | None,
+        *,
+        launch: LaunchSpec,
+        folder: SandboxFolder,
+    ) -> None:
+        super().__init__(policy, cwd, name, backend, sandbox, lease, watched)
+        self._launch: LaunchSpec | None = launch
+        self._folder = folder
+
+    def wrap(self, command: LaunchSpec, *, dies_with_parent: bool = False, gated: bool = False) -> LaunchSpec:
+        """See `Confinement`. Only once, for the command that it was prepared for.
+
+        Raises:
+            ValueError: it has been wrapped before.
+        """
+        launch, self._launch = self._launch, None
+        if launch is None:
+            raise ValueError("this sandbox has been used")
+        return replace(launch, passed=(*launch.passed, *self._folder.take_lock()))
+
+    @property
+    def releases_at_once(self) -> bool:
+        """See `Confinement`."""
+        return False
+
+    def release(self) -> None:
+        """See `Confinement`."""
+        launch, self._launch = self._launch, None
+        if launch is not None:
+            close_launch(launch)
+        self._folder.release()
         super().release()
 
 

@@ -22,6 +22,9 @@ class SandboxOptions(msgspec.Struct, frozen=True):
     spool_dir: str | None = None
     """The state folder; None for the default (`state_folder.py`)."""
 
+    backend: str = "auto"
+    """`auto`, `bubblewrap`, `landlock`, or the name of an entry point (`backend.py`)."""
+
 
 class DaemonPaths(msgspec.Struct, frozen=True):
     """Files of the daemon, which sandboxes hide or make read-only."""

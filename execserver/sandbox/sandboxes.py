@@ -25,20 +25,20 @@ from execserver.sandbox import (
     bare_roots,
     devices,
     disk,
+    entry_points,
     glob_search,
     refused,
     selection,
     state_folder,
     view,
 )
-from execserver.sandbox.backend import Sandbox, Sources, needs_own_name
+from execserver.sandbox.backend import BackendError, Sandbox, Sources, needs_own_name
 from execserver.sandbox.mount_points import adopted, description, registry
 from execserver.sandbox.options import TOOL_PATH, DaemonPaths, SandboxOptions
 from execserver.telemetry.logs import Logger
 
 if TYPE_CHECKING:
     from execserver.launch_spec import LaunchSpec
-    from execserver.sandbox.backend import SandboxBackend
     from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.diagnostics.probe import ProbeResult
     from execserver.sandbox.policy import Policy
@@ -85,6 +85,8 @@ class Sandboxes:
         """Remove mount points that dead daemons left in workspaces. Never raises."""
         try:
             self._open_state()
+            assert self._state is not None
+            entry_points.sweep(self._state)
             removed = self._mounts().sweep()
         except Exception as error:
             log.warning("sandboxes are not available", reason=str(error))
@@ -141,6 +143,8 @@ class Sandboxes:
                 self._open_state()
                 confinement = self._prepare(policy, command, extra)
             except state_folder.StateFolderError as error:
+                raise refused(str(error), "sandbox") from None
+            except ValueError as error:
                 raise refused(str(error), "sandbox") from None
             except OSError as error:
                 # A folder that was seen may be gone at its use: the mount point of a sandbox that has ended.
@@ -221,9 +225,13 @@ class Sandboxes:
                 reasons.append(f"{candidate.name} {_NOT_MANAGED}")
                 continue
             seen, tools = self._view(result, policy, command, extra)
-            reason = result.backend.unstatable(seen)
-            if reason is None:
-                return self._confined(candidate, result.backend, seen, policy, command, tools, bool(extra))
+            try:
+                reason = result.backend.unstatable(seen)
+                if reason is None:
+                    return self._confined(candidate, result, seen, policy, command, tools, bool(extra))
+            except BackendError as error:
+                candidate.forget()
+                reason = str(error)
             reasons.append(reason)
         raise InvalidRequest(
             f"failed to prepare process sandbox: {'; and '.join(reasons)}", name="sandbox_unavailable"
@@ -252,14 +260,16 @@ class Sandboxes:
     def _confined(
         self,
         candidate: selection.Candidate,
-        backend: SandboxBackend,
+        result: ProbeResult,
         seen: view.View,
         policy: Policy,
         command: LaunchSpec,
         tools: _Tools,
         worker: bool,
     ) -> Confinement:
+        backend = result.backend
         assert self._state is not None
+        assert backend is not None
         sources = Sources(
             state_folder.empty_file(self._state),
             state_folder.empty_folder(self._state),
@@ -268,24 +278,33 @@ class Sandboxes:
         points = seen.mount_points
         lease = self._mounts().acquire(points, seen.not_shared) if points else None
         held: dict[str, int] = {}
-        watched = None
+        watched = folder = None
         try:
             for target in lease.foreign if lease is not None else ():
                 if os.path.islink(target):
                     raise refused(f"{target} became a symbolic link just now", "sandbox")
-            held = _hold(seen) if "bind-fd" in candidate.result().features else {}
+            held = _hold(seen) if "bind-fd" in result.features else {}
             watched = self._watch(seen.bare_roots)
             # An fs worker outlives other users of the folders, and has to see what they put there.
             made = frozenset(lease.made) if lease is not None and not worker else frozenset[str]()
             sandbox = Sandbox(
                 view=seen, sources=sources, bash=tools.bash, setsid=tools.setsid, held=held, made=made
             )
-            name = candidate.name
-            return backends.BackendConfinement(policy, command.cwd, name, backend, sandbox, lease, watched)
+            made_by = candidate.name
+            if not candidate.foreign:
+                return backends.BackendConfinement(
+                    policy, command.cwd, made_by, backend, sandbox, lease, watched
+                )
+            folder = entry_points.SandboxFolder(self._state)
+            sandbox = replace(sandbox, folder=folder.path, dies_with_parent=worker)
+            launch = backend.wrap(command, sandbox)
+            return backends.PreparedConfinement(
+                policy, command.cwd, made_by, backend, sandbox, lease, watched, launch=launch, folder=folder
+            )
         except BaseException:
             for fd in held.values():
                 os.close(fd)
-            for taken in (watched, lease):
+            for taken in (folder, watched, lease):
                 if taken is not None:
                     taken.release()
             raise

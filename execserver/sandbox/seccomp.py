@@ -139,6 +139,7 @@ def program(
     network: bool,
     files_limited: bool,
     namespaces_denied: bool = False,
+    unix_sockets: bool | None = None,
     tracing: bool = True,
     managed: bool = False,
     architecture: str = platform.machine(),
@@ -149,6 +150,8 @@ def program(
         network: whether the network may be used.
         files_limited: whether the policy limits files.
         namespaces_denied: whether to refuse namespaces, mounts and `chroot` too, if nothing else does.
+        unix_sockets: with the network, whether Unix sockets may be made, as the host's are hidden; None if
+            that depends on `namespaces_denied`.
         tracing: with a network, whether a command may trace its own processes (`TRACING`).
         managed: whether it has a network namespace of its own, which is left through a proxy only. Internet
             sockets for TCP are all that it gets then; `network` is false.
@@ -164,9 +167,11 @@ def program(
     if network and not files_limited:
         raise ValueError("a policy that limits neither files nor the network has no seccomp filter")
     machine = _machine(architecture)
-    return _built(machine, network, managed, namespaces_denied, tracing and (network or managed))
+    unix = not namespaces_denied if unix_sockets is None else unix_sockets
+    return _built(machine, network, managed, namespaces_denied, unix, tracing and (network or managed))
 
 
+@functools.cache
 def for_proxies(architecture: str = platform.machine()) -> bytes:
     """The filter of a network proxy. It marks the proxy as confined, too: no listener of a daemon takes it
     for a client (`transports/local_peers.py`).
@@ -195,7 +200,7 @@ _Examined = list[tuple[tuple[str, ...], Callable[[Assembler], None]]]
 
 @functools.lru_cache(maxsize=8)
 def _built(
-    machine: Architecture, network: bool, managed: bool, namespaces_denied: bool, tracing: bool
+    machine: Architecture, network: bool, managed: bool, namespaces_denied: bool, unix: bool, tracing: bool
 ) -> bytes:
     refused = list(ALWAYS_REFUSED)
     examined: _Examined = [
@@ -214,7 +219,7 @@ def _built(
             (("socket", "socketpair"), _examine_socket),
             (("sendto",), _examine_no_address),
         ]
-    elif namespaces_denied:
+    elif not unix:
         examined += [(("socketpair",), _examine_pair), (("socket",), _examine_no_unix)]
     else:
         examined.append((("socket", "socketpair"), _examine_vsock))

@@ -20,7 +20,8 @@ Rules kept in this file:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -33,6 +34,9 @@ from execserver.spool.records import NetworkAnswer, NetworkTarget, keep_decision
 from execserver.telemetry.logs import Logger
 
 log = Logger()
+
+MAX_EVENTS = 256
+"""Events that wait for a client. A command could make them without end."""
 
 _MAX_WAIT_SECONDS = 10 * 365 * 24 * 3600.0
 """A timer of the loop cannot wait for 2^64 milliseconds."""
@@ -55,29 +59,32 @@ class Client(Protocol):
             ConnectionError: the connection was lost before the answer.
         """
 
+    def may_queue_event(self) -> bool:
+        """Whether another event may be queued."""
+
+    def send_event(self, parts: Sequence[bytes]) -> None:
+        """Queue a notification."""
+
 
 class NetworkDecisions:
     """The decisions of one session.
 
     Args:
         record: called with an answer before it is kept for the session; may raise OSError.
-        report: sends an event to the attached connection, if there is one.
         kept: the answers that an earlier server kept, oldest first.
     """
 
     def __init__(
         self,
         record: Callable[[NetworkTarget, NetworkAnswer], None],
-        report: Callable[[PolicyDecisionEvent], None],
         kept: Mapping[NetworkTarget, NetworkAnswer],
     ) -> None:
-        self.report = report
-        """Report a decision of a proxy to the client."""
         self._record = record
         self._kept = dict(kept)
         self._questions: dict[_Key, _Question] = {}
         self._client: Client | None = None
         self._connected = asyncio.Event()
+        self._events: deque[PolicyDecisionEvent] = deque(maxlen=MAX_EVENTS)
 
     def set_client(self, client: Client | None) -> None:
         """Ask this connection from now on. With None, questions wait for the next one."""
@@ -86,6 +93,19 @@ class NetworkDecisions:
             self._connected.clear()
         else:
             self._connected.set()
+            self.send_events()
+
+    def report(self, event: PolicyDecisionEvent) -> None:
+        """Report a decision of a proxy, as soon as the client takes it; newer ones may drop it before."""
+        self._events.append(event)
+        self.send_events()
+
+    def send_events(self) -> None:
+        """Send the events that wait, as far as they may be queued."""
+        client = self._client
+        while client is not None and self._events and client.may_queue_event():
+            event = {"method": "network/policyDecision", "params": self._events.popleft()}
+            client.send_event((msgspec.json.encode(event),))
 
     async def decide(self, process_id: str, request: NetworkRequest, timeout_s: float) -> Decision:
         """Whether a process may reach a host.
@@ -96,7 +116,7 @@ class NetworkDecisions:
             timeout_s: how long to wait for the client, in seconds.
 
         Returns:
-            The client's answer, kept or new; `deny` without a reason if there is none.
+            The client's answer with its `scope`, kept or new; `deny` without a reason if there is none.
         """
         if len(request.host.encode()) > MAX_HOST_BYTES:
             return _deny(f"the name of the host has more than {MAX_HOST_BYTES} bytes")
@@ -152,20 +172,21 @@ class NetworkDecisions:
             except RpcError as error:
                 return _deny(f"the client answered with an error: {error.message}")
             decision = _read_answer(result)
-            if decision.scope == "session" or (decision.scope is None and client.extensions):
-                self._keep(target, decision)
-            return decision
+            for_session = decision.scope == "session" or (decision.scope is None and client.extensions)
+            kept = for_session and self._keep(target, decision)
+            return Decision(decision.type, decision.reason, "session" if kept else "once")
 
-    def _keep(self, target: NetworkTarget, decision: Decision) -> None:
+    def _keep(self, target: NetworkTarget, decision: Decision) -> bool:
         if decision.type == "ask":
-            return
+            return False
         answer = (decision.type, decision.reason)
         try:
             self._record(target, answer)
         except OSError as error:
             log.warning("a network decision holds for one question only", reason=str(error))
-        else:
-            keep_decision(self._kept, target, answer)
+            return False
+        keep_decision(self._kept, target, answer)
+        return True
 
 
 class _Question:

@@ -178,7 +178,7 @@ class SessionRegistry:
             session.processes.inherit(processes, state.numbers)
             for process in processes:
                 if process.proxy is not None:
-                    process.serve_network(session.network)
+                    process.proxy.serve(session.network)
             for process in processes:
                 if process.closed:
                     closed.append(process)

@@ -14,9 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from execserver.processes.output_log import Page
 from execserver.processes.process import ManagedProcess
@@ -26,12 +24,7 @@ from execserver.sessions.event_stream import HOLD_SECONDS, EventStream, Hold, Si
 from execserver.spool.records import NetworkAnswer, NetworkTarget
 
 if TYPE_CHECKING:
-    from execprotocol.network import PolicyDecisionEvent
     from execserver.sessions.network_decisions import Client, NetworkDecisions
-
-MAX_REPORTS = 256
-"""Reports that wait for a connection which takes no events: of a process's proxy, whose command could make
-them without end."""
 
 
 class Session:
@@ -63,8 +56,6 @@ class Session:
         self._kept_decisions = kept_decisions or {}
         self._client: Client | None = None
         self._network: NetworkDecisions | None = None
-        self._unreported: deque[PolicyDecisionEvent] = deque(maxlen=MAX_REPORTS)
-        """Decisions of proxies that were made without a connection, oldest first."""
 
     @property
     def network(self) -> NetworkDecisions:
@@ -73,7 +64,7 @@ class Session:
             from execserver.sessions.network_decisions import NetworkDecisions
 
             record = partial(self._recovery.network_decided, self.id)
-            self._network = NetworkDecisions(record, self._report_decision, self._kept_decisions)
+            self._network = NetworkDecisions(record, self._kept_decisions)
             self._network.set_client(self._client)
         return self._network
 
@@ -84,22 +75,19 @@ class Session:
         self._client = client
         if self._network is not None:
             self._network.set_client(client)
-        self._report_decisions()
 
-    def _report_decision(self, event: PolicyDecisionEvent) -> None:
-        self._unreported.append(event)
-        self._report_decisions()
-
-    def _report_decisions(self) -> None:
-        while self._unreported and self.attachment is not None and self._client is not None:
-            self.attachment.report("network/policyDecision", self._unreported.popleft())
+    def _drained(self) -> None:
+        if self._network is not None:
+            self._network.send_events()
 
     def attach(self, sink: Sink, *, resumed: bool, extensions: bool = False) -> Attachment:
         """Send events to this connection from now on."""
         if self.expiry is not None:
             self.expiry.cancel()
             self.expiry = None
-        self.attachment = Attachment(self.processes, sink, resumed=resumed, extensions=extensions)
+        self.attachment = Attachment(
+            self.processes, sink, self._drained, resumed=resumed, extensions=extensions
+        )
         return self.attachment
 
 
@@ -111,18 +99,31 @@ class Attachment:
 
     A connection may also observe the processes of other sessions; these event streams end with the
     connection.
+
+    Args:
+        processes: of the session.
+        sink: the connection.
+        on_drained: called when events may be queued again, before the streams take turns.
+        resumed: whether the session had a connection before.
+        extensions: whether the connection asked for extension members.
     """
 
     def __init__(
-        self, processes: ProcessStore, sink: Sink, *, resumed: bool, extensions: bool = False
+        self,
+        processes: ProcessStore,
+        sink: Sink,
+        on_drained: Callable[[], None],
+        *,
+        resumed: bool,
+        extensions: bool = False,
     ) -> None:
         self._sink = sink
+        self._on_drained = on_drained
         self._extensions = extensions
         self._streams: dict[int, EventStream] = {}
         self._behind: dict[int, EventStream] = {}
         self._observed: dict[tuple[str, str], EventStream] = {}
         """Event streams of other sessions' processes, by session and process id."""
-        self._reports: deque[bytes] = deque(maxlen=MAX_REPORTS)
         self._closed = False
         self._hold: asyncio.TimerHandle | None = None
         for process in processes:
@@ -193,24 +194,13 @@ class Attachment:
         if stream is not None:
             stream.answered(page, next_seq)
 
-    def report(self, method: str, params: Mapping[str, Any]) -> None:
-        """Send an event that belongs to no stream, at once or when it may be queued. If the connection takes
-        too few, the oldest waiting ones are dropped.
-        """
-        self._reports.append(msgspec.json.encode({"method": method, "params": params}))
-        self._send_reports()
-
-    def _send_reports(self) -> None:
-        while self._reports and not self._closed and self._sink.may_queue_event():
-            self._sink.send_event((self._reports.popleft(),))
-
     def fell_behind(self, stream: EventStream) -> None:
         """Remember a stream that has more events to send."""
         self._behind[stream.process.number] = stream
 
     def drained(self) -> None:
         """Events may be queued again: the streams that are behind take turns."""
-        self._send_reports()
+        self._on_drained()
         turns = deque(self._behind.values())
         while turns and self._sink.may_queue_event():
             stream = turns.popleft()

@@ -245,6 +245,25 @@ DEFINITIONS: tuple[Definition, ...] = (
         _measured("survivors"),
     ),
     Definition(
+        "execserver_network_proxies_started_total",
+        "counter",
+        "Network proxies that were started, one a process with `networkProxy`.",
+        _measured("network_proxies_started"),
+    ),
+    Definition(
+        "execserver_network_proxies_lost_total",
+        "counter",
+        "Network proxies that ended before their process, which has no network since.",
+        _measured("network_proxies_lost"),
+    ),
+    Definition(
+        "execserver_network_decisions_total",
+        "counter",
+        "Decisions of network proxies about a host or a method.",
+        _measured("network_decisions"),
+        ("decision",),
+    ),
+    Definition(
         "execserver_output_bytes_total",
         "counter",
         "Output taken from processes.",

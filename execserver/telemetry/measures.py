@@ -31,6 +31,7 @@ TRANSPORT_KINDS: Final[tuple[TransportKind, ...]] = (
 )  # fmt: skip
 DIALECTS: Final[tuple[DialectName, ...]] = ("lean", "standard")
 EXIT_KINDS: Final[tuple[ExitKind, ...]] = ("success", "failure", "signal")
+DECISION_KINDS: Final = ("allow", "deny", "ask")
 SIGNAL_KINDS: Final[tuple[SignalKind, ...]] = ("interrupt", "kill", "tree", "other")
 
 UNKNOWN_METHOD: Final = "unknown"
@@ -87,6 +88,9 @@ class Measures:
         self.exits: dict[str, int] = dict.fromkeys(EXIT_KINDS, 0)
         self.signals: dict[str, int] = dict.fromkeys(SIGNAL_KINDS, 0)
         self.survivors = 0
+        self.network_proxies_started = 0
+        self.network_proxies_lost = 0
+        self.network_decisions: dict[str, int] = dict.fromkeys(DECISION_KINDS, 0)
         """Processes that a kill did not end in time."""
         self.output_bytes = 0
         """Output taken from processes."""

@@ -160,7 +160,11 @@ def test_environment_info(client: Client, endpoint: Endpoint, environment: dict[
     capabilities = info["capabilities"]
     assert len(capabilities) == 15
     assert {name for name, there in capabilities.items() if there is True} == {
+        "networkProxyLaunch",
+        "networkProxyReviewDomains",
+        "capabilityDiscoverySandbox",
         "fsWatchMissing",
+        "capabilityDiscoveryV2",
         "environmentConfigRead",
         "httpHeaderEnvVars",
         "sandboxedFileStreaming",
@@ -198,7 +202,7 @@ def test_config_paths_are_checked(client: Client) -> None:
     assert refusal("/tmp", [["a"]])[0] == -32602
 
 
-@pytest.mark.statement("D7")
+@pytest.mark.statement("D7", "D10")
 def test_discovery_of_nothing(client: Client, environment: dict[str, str]) -> None:
     assert client.call("capabilityRoots/discoverV1", {"roots": []}) == {"roots": []}
     found = client.call("capabilities/discoverV2", {"cwd": path_uri(environment["HOME"])})

@@ -13,7 +13,14 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
 TESTS = Path(__file__).parents[1]
 PROVING = tuple(
     TESTS / name
-    for name in ("conformance", "integration/relay", "unit/protocol/relay", "unit/relay", "unit/client")
+    for name in (
+        "conformance",
+        "integration/relay",
+        "unit/client",
+        "unit/network",
+        "unit/protocol/relay",
+        "unit/relay",
+    )
 )
 """Where the tests are that name statements."""
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from execprotocol.methods import EVENTS, METHODS
+from execprotocol.methods import EVENTS, METHODS, SERVER_REQUESTS
+from execprotocol.model import decode
 from execserver.rpc.params import decode_params
 from tests.docs.commands import ANYTHING
 
@@ -44,6 +45,8 @@ def check_message(message: Any) -> None:
     name = message["method"]
     if name in METHODS:
         decode_params(METHODS[name], message.get("params"))
+    elif name in SERVER_REQUESTS:
+        decode(SERVER_REQUESTS[name].params, message.get("params"))
     else:
         assert name in EVENTS or name == "initialized", f"no method and no event is called {name!r}"
 

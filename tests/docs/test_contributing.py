@@ -74,7 +74,7 @@ class Clock(TypedDict):
         behind="    return {",
     ),
     Edit(
-        "- **D9.** `environment/clock` answers `{unixSeconds}`. *Differs from the reference*: it has none.",
+        "- **D15.** `environment/clock` answers `{unixSeconds}`. *Differs from the reference*: it has none.",
         behind="- **D8.**",
     ),
     Edit("""import time
@@ -84,7 +84,7 @@ import pytest
 from tests.conformance.endpoint import Endpoint
 
 
-@pytest.mark.statement("D9")
+@pytest.mark.statement("D15")
 def test_the_clock_is_that_of_the_executor(endpoint: Endpoint) -> None:
     before = time.time()
     answered = endpoint.connect(extensions=True).call("environment/clock")
@@ -196,7 +196,7 @@ RECIPES = {
     "Add a sandbox rule": SANDBOX_RULE,
 }
 
-IMPORTS = {"execserver/api/environment.py": "import time"}
+IMPORTS = {"execserver/api/environment.py": "\nimport time"}
 """A line that the text of a step needs at the top of its file."""
 
 
@@ -223,7 +223,7 @@ def test_a_recipe_works(heading: str, copy: Path) -> None:
     for step, edit in zip(recipe(heading), RECIPES[heading], strict=True):
         write(copy / step.file, edit)
         if step.file in IMPORTS:
-            write(copy / step.file, Edit(IMPORTS[step.file], behind="import os"))
+            write(copy / step.file, Edit(IMPORTS[step.file], behind="from __future__"))
         for command in step.commands:
             run(command, copy)
 

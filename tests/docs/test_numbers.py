@@ -191,6 +191,11 @@ LIMITS: dict[str, list[str | int]] = {
     "HTTP requests": [
         f"execprotocol.limits.MAX_HTTP_{n}" for n in ("RUNNING", "WAITING", "STREAMS", "EXCHANGES")
     ],
+    "host of a network request": [
+        "execprotocol.limits.MAX_HOST_BYTES",
+        "execprotocol.limits.MAX_DECISION_REASON_BYTES",
+        "execserver.spool.records.KEPT_NETWORK_DECISIONS",
+    ],
     "shell snapshot scope": [256],  # a literal of the model, `protocol/process.py`
     "WebSocket ping": [
         "execserver.transports.accept.PING_SECONDS",

@@ -28,6 +28,7 @@ DISTRIBUTIONS = {
     "agents": "openai-agents",
     "anyio": "httpcore",  # which stands on it
     "jwt": "pyjwt",
+    "yaml": "pyyaml",
     "minisweagent": "mini-swe-agent",
     "mcp_types": "mcp",  # starlette and uvicorn too: the SDK stands on them
     "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",

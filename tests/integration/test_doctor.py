@@ -24,6 +24,7 @@ NAMES = [
     "mount namespaces",
     "process namespaces",
     "network namespaces",
+    "managed network",
     "seccomp",
     "AppArmor",
     "Landlock",

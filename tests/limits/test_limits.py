@@ -189,8 +189,8 @@ def test_a_limited_command_is_started_exactly_as_any_other(client: Client) -> No
         "import os, sys\n"
         "print(sys.argv, os.environb, os.getcwd(), os.getsid(0) == os.getpid(), os.fstat(0).st_rdev)\n"
         "print(os.listdir('/proc/self/fd'), open('/proc/self/cmdline').read())\n"
-        "wanted = 'SigB', 'SigI', 'SigC', 'Cap', 'NoNew', 'Seccomp:'\n"
-        "print([line for line in open('/proc/self/status') if line.startswith(wanted)])"
+        "kept = ('SigB', 'SigI', 'SigC', 'Cap', 'NoNew', 'Seccomp:')\n"
+        "print([line for line in open('/proc/self/status') if line.startswith(kept)])"
     )
     env = {"odd.name": "1", "PATH": os.environ["PATH"], "EMPTY": "", "_": "x"}
     argv = [sys.executable, "-I", "-c", show, "an argument", ""]

@@ -4,6 +4,8 @@ A `Host` is one user's daemon with everything around it that a confined command 
 with a secret in its environment, listeners on every kind of socket, a SysV segment. A `Tree` is a fresh
 workspace with folders outside it, one for each test.
 
+With `EXECSERVER_TEST_BACKEND=example` its sandboxes are made by the backend in `examples/sandbox_backend`.
+
 All of it is below `/var/tmp`: all users may write there on every machine, and no policy makes it
 writable, as `/tmp` is by most.
 """
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.conformance.endpoint import OWN_SERVER
+from tests.sandbox.other_backends import chosen
 from tests.sandbox.profiles import context
 from tests.sandbox_user import User, remove_tree
 from tests.support.wire import Client, Json, Process, Server, path_uri
@@ -279,6 +282,7 @@ class Host:
                 "LANG": "C.UTF-8",
                 **(env or {}),
             }
+            self._prefix = (*self._prefix, *chosen(self.base / "environment"))
             self.server = self._start()
             stack.callback(self._stop)
             self.client = self.server.connect(extensions=True)

@@ -139,6 +139,24 @@ def test_file_requests_are_confined_by_landlock(without: Callable[..., Host]) ->
     assert not (tree.ws / "new").exists()
 
 
+@pytest.mark.parametrize("flags", [(), ("--allow-landlock",)])
+def test_a_managed_network_needs_bubblewrap(without: Callable[..., Host], flags: tuple[str, ...]) -> None:
+    host = without(*flags)
+    tree = host.tree()
+    for permissions in (READ_ONLY, unrestricted()):
+        params = host.client.start_params(
+            ["/bin/touch", str(tree.out / "made")],
+            cwd=path_uri(tree.ws),
+            sandbox=tree.context(permissions),
+            enforceManagedNetwork=True,
+            networkProxy={"proxy": {"enabled": True}},
+        )
+        failure = host.client.refused("process/start", params)
+        assert failure.code == -32600
+        assert "install bubblewrap" in failure.message
+    assert not (tree.out / "made").exists()
+
+
 def test_a_limit_on_the_network_alone_needs_no_bubblewrap(without: Callable[..., Host]) -> None:
     host = without()
     tree = host.tree()

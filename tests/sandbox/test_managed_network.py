@@ -113,9 +113,12 @@ def test_a_host_that_is_permitted_is_reached_through_the_proxy_only(
 ) -> None:
     tree = anyones_host.tree()
     url = f"http://127.0.0.1:{origin.port}/"
-    script = f"{FETCH} {url}; {FETCH} -p {url}; {FETCH} -x $ALL_PROXY {url}; {FETCH} --noproxy '*' {url}"
-    done = anyones_host.shell(tree, script, **managed(tree, domains={"127.0.0.1": "allow"}))
-    assert done.output == b"200\n200\n200\n000\n", done
+    by_name = url.replace("127.0.0.1", "localhost")
+    ways = (url, f"-p {url}", f"-x $ALL_PROXY {url}", by_name, f"--noproxy '*' {url}")
+    script = "; ".join(f"{FETCH} {way}" for way in ways)
+    permitted = {"127.0.0.1": "allow", "localhost": "allow"}
+    done = anyones_host.shell(tree, script, **managed(tree, domains=permitted))
+    assert done.output == b"200\n200\n200\n200\n000\n", done
 
 
 SOCKETS = """
@@ -188,7 +191,7 @@ def test_files_stay_unlimited_if_only_the_network_is_managed(anyones_host: Host)
 
 
 UPGRADE = (
-    "curl -s -m 5 -o /dev/null -w '%{http_code}\\n' -H 'Connection: Upgrade' -H 'Upgrade: websocket' "
+    "curl -s -o /dev/null -w '%{http_code}\\n' -H 'Connection: Upgrade' -H 'Upgrade: websocket' "
     "-H 'Sec-WebSocket-Version: 13' -H 'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=='"
 )
 
@@ -203,13 +206,27 @@ def test_a_permitted_host_is_no_way_to_a_daemon(anyones_host: Host) -> None:
         prefix=anyones_host.user.prefix,
     )
     try:
-        script = f"{UPGRADE} -p http://127.0.0.1:{server.port}/"
-        confined = anyones_host.shell(tree, script, **managed(tree, domains={"127.0.0.1": "allow"}))
+        script = f"{UPGRADE} -p http://127.0.0.1:{server.port}/ -m"
+        confined = anyones_host.shell(tree, f"{script} 10", **managed(tree, domains={"127.0.0.1": "allow"}))
         assert b"101" not in confined.output, confined
         assert server.logs("connection refused")
-        assert anyones_host.shell(tree, script).output == b"101\n"
+        assert anyones_host.shell(tree, f"{script} 1").output == b"101\n"
     finally:
         assert server.stop() == 0
+
+
+def test_an_upstream_proxy_that_cannot_be_used_is_named_before_anything_runs(make_host: MakeHost) -> None:
+    host = make_host(env={"HTTP_PROXY": "https://user:secret@proxy.test"})
+    tree = host.tree()
+    params = host.client.start_params(
+        ["/bin/touch", str(tree.out / "made")], **managed(tree, DISABLED, allowUpstreamProxy=True)
+    )
+    failure = host.client.refused("process/start", params)
+    assert failure.code == -32600
+    assert "HTTP_PROXY" in failure.message
+    assert "secret" not in failure.message
+    assert not (tree.out / "made").exists()
+    assert host.shell(tree, "true", **managed(tree)).exit_code == 0
 
 
 # -- the ends of proxies
@@ -240,6 +257,7 @@ def test_a_command_whose_proxy_is_killed_has_no_network_and_goes_on(host: Host, 
     process.write(f"{FETCH} http://example.com/\nexit 5\n", "fetch")
     process.wait_closed()
     assert (process.output, process.exit_code) == (b"ready\n000\n", 5)
+    assert host.server.logs("a network proxy ended before its process")
 
 
 def test_the_death_of_the_forker_ends_no_proxy_and_prevents_no_start(host: Host, tree: Tree) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -26,10 +27,10 @@ MIB = 1 << 20
 
 
 class EchoServer:
-    """Sends back what it receives, as fast as it is allowed to."""
+    """Sends back what it receives, up to the number of bytes that the test permits."""
 
-    def __init__(self, bytes_per_second: float) -> None:
-        self._pause = MIB / 16 / bytes_per_second
+    def __init__(self) -> None:
+        self._permitted, self._more = 0, threading.Condition()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.passed = 0
@@ -46,14 +47,21 @@ class EchoServer:
     def _echo(self, connection: socket.socket) -> None:
         with connection:
             while data := connection.recv(MIB // 16):
+                with self._more:
+                    self._more.wait_for(lambda: self.passed < self._permitted)
                 connection.sendall(data)
                 self.passed += len(data)
-                time.sleep(self._pause)
+
+    def permit(self, size: int) -> None:
+        with self._more:
+            self._permitted = size
+            self._more.notify_all()
 
     def has_passed(self, size: float) -> bool:
         return self.passed >= size
 
     def end(self) -> None:
+        self.permit(sys.maxsize)
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
@@ -142,7 +150,8 @@ def make_scene() -> Iterator[MakeScene]:
 
 @pytest.fixture
 def echo() -> Iterator[EchoServer]:
-    echo = EchoServer(24 * MIB)
+    echo = EchoServer()
+    echo.permit(sys.maxsize)
     yield echo
     echo.end()
 
@@ -174,12 +183,14 @@ def test_a_tunnel_loses_no_byte_when_the_server_is_killed_twice(
 ) -> None:
     scene, size = make_scene(), 24 * MIB
     script = TUNNEL.replace("PORT", str(echo.port)).replace("SIZE", str(size))
+    echo.permit(size // 4)
     scene.start(["python3", "-c", script], domains={"127.0.0.1": "allow"})
-    for share in (0.2, 0.5):
-        wait_for(partial(echo.has_passed, share * size), "bytes in the tunnel")
+    for permitted in (size // 2, size - 1):
+        wait_for(partial(echo.has_passed, permitted // 2), "bytes in the tunnel")
         scene.kill_server()
+        echo.permit(permitted)
         scene.resume()
-        assert echo.passed < size
+    echo.permit(sys.maxsize)
     echoed, sent = scene.wait_for_file("digests").split()
     assert echoed == sent
     assert echo.passed == size

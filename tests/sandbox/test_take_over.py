@@ -15,6 +15,7 @@ import pytest
 from execserver.fault_points import VARIABLE
 from tests.faults.resuming_client import EventRow, ResumingClient
 from tests.faults.service import Service
+from tests.sandbox.other_backends import chosen
 from tests.sandbox.profiles import at, context, restricted, special
 from tests.sandbox_user import remove_tree
 from tests.support.wire import PATIENCE, Json
@@ -36,7 +37,7 @@ class Scene:
         self.ws.mkdir()
         self.out.mkdir()
         env = {VARIABLE: fault_point} if fault_point else {}
-        self.service = Service("unix", folder, env=env)
+        self.service = Service("unix", folder, env=env, launcher=chosen(folder / "environment"))
         self.session = ResumingClient(self.service)
         self._words = 0
 

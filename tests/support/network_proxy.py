@@ -17,7 +17,7 @@ from execserver.network.serving import Listeners, serve
 PATIENCE_S = 20
 """For what takes milliseconds, on a loaded machine."""
 
-Verdicts = dict[str, Literal["allow", "deny"]]
+Verdicts = dict[str, Literal["allow", "deny", "none"]]
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 

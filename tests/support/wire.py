@@ -402,6 +402,8 @@ class Client:
         self.raw: deque[bytes] = deque(maxlen=64)
         """The last messages before decoding."""
         self.notifications: list[Json] = []
+        self.questions: list[Json] = []
+        """The requests of the server."""
         self.session_id = ""
         self.initialized: Json = None
         """The result of `initialize`."""
@@ -453,10 +455,12 @@ class Client:
     def _file_one(self, message: Json) -> None:
         if self.standard != (message.get("jsonrpc") == "2.0"):
             message = {"method": f"(not of this dialect: {str(message)[:200]})"}
-        if "method" in message:
+        if "method" in message and "id" in message:
+            self.questions.append(message)
+        elif "method" in message:
             self.notifications.append(message)
             params = message.get("params")
-            if isinstance(params, dict) and "processId" in params:
+            if message["method"].startswith("process/") and isinstance(params, dict):
                 self._logs.setdefault(params["processId"], ProcessLog()).add(message["method"], params)
         else:
             self._replies.setdefault(message.get("id"), deque()).append(message)
@@ -529,6 +533,10 @@ class Client:
             *(self.message(*request, id=number) for number, request in zip(numbers, requests, strict=True))
         )
         return numbers
+
+    def respond(self, number: Json, **members: Json) -> None:
+        """Answer a request of the server, with a `result` or an `error`."""
+        self.send(({"jsonrpc": "2.0"} if self.standard else {}) | {"id": number, **members})
 
     def notify(self, method: str, params: Json = None) -> None:
         """Send a notification."""

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         WrongExecutor,
     )
     from execclient.filesystem import FileSystem
+    from execclient.govern.network import NetworkAccess
     from execclient.govern.sandbox import DangerFullAccess, ReadOnly, WorkspaceWrite
     from execclient.output_text import LineStream, TextStream
     from execclient.process import Process
@@ -100,6 +101,7 @@ __all__ = [
     "Line",
     "LineStream",
     "LineTooLong",
+    "NetworkAccess",
     "NetworkDecision",
     "NetworkRequest",
     "NoSuchProcess",
@@ -140,7 +142,7 @@ __all__ = [
     "connect",
 ]
 
-_MODULES = ("errors", "results", "client", "govern.sandbox", "process", "filesystem")
+_MODULES = ("errors", "results", "client", "govern.sandbox", "govern.network", "process", "filesystem")
 """The modules of these names. The first two are small."""
 
 

@@ -30,6 +30,21 @@ class SupportsContext(Protocol):
 Sandbox = SupportsContext | Mapping[str, Json]
 """A policy, or its form on the wire (`docs/protocol.md`, "Sandbox context")."""
 
+
+class SupportsProxy(Protocol):
+    """The hosts that a command may reach, such as `NetworkAccess`. A protocol, as for policies.
+
+    With the methods `decide` and `report`, which are then handlers like `on_network_request` and
+    `on_network_decision` of `connect`, it answers for its process itself.
+    """
+
+    def wire(self) -> Mapping[str, Json]:
+        """The member `networkProxy` of `process/start`."""
+
+
+Network = SupportsProxy | Mapping[str, Json]
+"""The hosts that a command may reach, or the member `networkProxy` of `process/start`."""
+
 LONGEST_SECONDS = 9e12
 """A time limit on the wire is a number of milliseconds that JSON carries exactly, of 53 bits."""
 
@@ -211,6 +226,20 @@ def check_sandbox(value: object) -> None:
     if isinstance(value, type) or not hasattr(value, "context"):
         given = f"the class {value.__name__}" if isinstance(value, type) else _kind(value)
         raise TypeError(f"sandbox is a policy, as ReadOnly() or WorkspaceWrite(), or a mapping, not {given}")
+
+
+def network(value: Network) -> Mapping[str, Json]:
+    """The network proxy of a command, for the wire.
+
+    Raises:
+        TypeError: it is neither a value with `wire` nor a mapping.
+    """
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, type) or not hasattr(value, "wire"):
+        given = f"the class {value.__name__}" if isinstance(value, type) else _kind(value)
+        raise TypeError(f"network is a NetworkAccess(…) or a mapping, not {given}")
+    return value.wire()
 
 
 def terminal_size(value: object) -> dict[str, int]:

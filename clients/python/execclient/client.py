@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Never
 
 from execclient import arguments
-from execclient.arguments import AnyPath, Sandbox
+from execclient.arguments import AnyPath, Network, Sandbox
 from execclient.connection.address import target
 from execclient.connection.connection import Json
 from execclient.environment_policy import EnvironmentPolicy, Inherit
@@ -105,6 +105,7 @@ class Executor:
         idle_timeout: float | None = None,
         grace: float = 0.0,
         sandbox: Sandbox | None = None,
+        network: Network | None = None,
         limits: ResourceLimits | None = None,
         max_output_bytes: int | None = None,
         check: bool = False,
@@ -125,30 +126,29 @@ class Executor:
             timeout: seconds until the command and its descendants are killed; the result is then `timed_out`.
             idle_timeout: the same for seconds without output and without input.
             grace: seconds between SIGTERM to the process group and the kill, at either limit.
-            sandbox: a policy, `ReadOnly()` or `WorkspaceWrite(…)`, with `cwd` as the workspace; or the form
-                of the wire (`docs/protocol.md`, "Sandbox context"). A server that cannot confine refuses.
-            limits: what the command and its descendants may use together; a server that cannot enforce one
-                refuses.
+            sandbox: as `ReadOnly()`, with `cwd` as the workspace, or as on the wire; enforced or refused.
+            network: the hosts that it may reach, `NetworkAccess(…)`; without it, as the sandbox says.
+            limits: what the command and its descendants may use together; enforced or refused.
             max_output_bytes: output kept of each stream and of both together: half from the beginning, half
                 from the end. The result counts the bytes left out.
             check: raise `CommandFailed` unless the command exits with 0, in time.
 
         Raises:
             SystemFailure: the command could not be started.
-            OutputGap: some output was lost; the exception has the `result`.
-            CommandFailed: with `check`; the exception has the `result`.
+            OutputGap, CommandFailed: output was lost; or with `check`. The exception has the `result`.
             CommandNotRun: the sandbox failed before the command began.
             Unsupported: the server does not serve `size`, `grace` or `limits`, or cannot end an `input`.
             OutcomeUnknown, SessionLost, ExecutorClosed: the outcome is unknown. The first is caused by old
                 servers, and by a loss of the connection that outlasts the daemon's `--process-ttl`.
-            TypeError, ValueError: an argument or a variable is not text, or not UTF-8, or the workspace of a
-                sandbox is `/`; nothing was started.
+            TypeError, ValueError: an argument is not valid; the message names it. Nothing was started.
         """
         limit = arguments.count(max_output_bytes, "max_output_bytes", none="keeps everything")
         times = Limits.of(timeout, idle_timeout, grace)
         pipe = input is not None
         options = StartOptions(
-            *(argv, cwd, env, inherit, tty, size, pipe, times, "fail", sandbox), resources=limits, new_id=True
+            *(argv, cwd, env, inherit, tty, size, pipe, times, "fail", sandbox, network),
+            new_id=True,
+            resources=limits,
         )
         # Checked before the start: a command that waits for the rest of an invalid input waits for ever.
         data = None if input is None else arguments.data(input, "input")
@@ -172,6 +172,7 @@ class Executor:
         grace: float = 0.0,
         if_exists: IfExists = "fail",
         sandbox: Sandbox | None = None,
+        network: Network | None = None,
         limits: ResourceLimits | None = None,
         arg0: str | None = None,
         buffer_bytes: int | None = BUFFER_BYTES,
@@ -194,6 +195,7 @@ class Executor:
                 way, return that process, with its output from the first byte. So the start can be sent
                 again after a lost connection, as one without an `id` is.
             sandbox: a policy, with `cwd` as the workspace; or the form of the wire.
+            network: the hosts that the process may reach.
             limits: what the process and its descendants may use together.
             arg0: the name that the program sees in place of `argv[0]`.
             buffer_bytes: output that may wait in the client; beyond this the oldest output is dropped, and
@@ -210,9 +212,22 @@ class Executor:
         inbox = Inbox(arguments.new_id() if id is None else id, _buffer(buffer_bytes))
         times = Limits.of(timeout, idle_timeout, grace)
         options = StartOptions(
-            *(argv, cwd, env, inherit, tty, size, stdin, times, if_exists, sandbox, arg0),
+            *(
+                argv,
+                cwd,
+                env,
+                inherit,
+                tty,
+                size,
+                stdin,
+                times,
+                if_exists,
+                sandbox,
+                network,
+                arg0,
+                id is None,
+            ),
             resources=limits,
-            new_id=id is None,
         )
         return await self._starter.start(inbox, options, self._starter.deadlines(inbox, options))
 
@@ -223,6 +238,7 @@ class Executor:
         session_id: str | None = None,
         after_seq: int = 0,
         interactive: bool = False,
+        network: Network | None = None,
         buffer_bytes: int | None = BUFFER_BYTES,
     ) -> Process:
         """An existing process of this session or of another session.
@@ -237,6 +253,8 @@ class Executor:
             session_id: its session; this session by default.
             after_seq: begin after this number; 0 for all output that is kept.
             interactive: request the right to resize the terminal of another session's process.
+            network: answers questions about the hosts of a process of this session, in place of the `network`
+                that it was started with.
             buffer_bytes: as for `start`.
 
         Raises:
@@ -257,6 +275,8 @@ class Executor:
             if "unknown process" in error.message:
                 raise NoSuchProcess(error.message) from error
             raise
+        if own:
+            self._session.network.serve_own(process_id, network)
         pid, tty = state.get("pid"), state.get("tty")
         if own and "process/list" in self.capabilities:
             for info in await self.processes():
@@ -386,7 +406,7 @@ class connect:  # noqa: N801 - called like a function, as `open`
             on the event loop or is asynchronous, then several may run at a time. If it raises, the host is
             denied. It is not told if the command stops waiting.
         on_network_decision: called with each `NetworkDecision`, in order, one at a time; may be asynchronous.
-            Decisions that are made while no connection is there are not reported.
+            After a lost connection it gets the newest 256 of the meantime.
 
     Raises:
         UnsupportedUrl: the URL is of another kind, or does not go with the other arguments.

@@ -45,7 +45,7 @@ try:
 except ImportError as error:
     raise ImportError('execclient.expect needs pexpect: pip install "execclient[expect]"') from error
 
-from execclient.arguments import AnyPath, Sandbox
+from execclient.arguments import AnyPath, Network, Sandbox
 from execclient.errors import ExecServerError, Unsupported, WaitTimeout
 from execclient.remote_echo import RemoteEcho, without_echo
 from execclient.run import IfExists
@@ -250,7 +250,8 @@ class RemoteSpawn(_Terminal):
         env: variables added to the daemon's.
         cwd: the working directory; the daemon's by default.
         echo: whether the terminal echoes its input, at first.
-        sandbox: of the command, as for `Executor.start`, like the next two.
+        sandbox: of the command, as for `Executor.start`, like the next three.
+        network: the hosts that it may reach.
         id: the name of the process in its session.
         if_exists: with `attach`, a command of this `id` that was started in the same way is taken over, with
             its output from the first byte.
@@ -276,6 +277,7 @@ class RemoteSpawn(_Terminal):
         cwd: AnyPath | None = None,
         echo: bool = True,
         sandbox: Sandbox | None = None,
+        network: Network | None = None,
         id: str | None = None,  # noqa: A002 - as for `Executor.start`
         if_exists: IfExists = "fail",
     ) -> None:
@@ -302,6 +304,7 @@ class RemoteSpawn(_Terminal):
                 env=env,
                 cwd=cwd,
                 sandbox=sandbox,
+                network=network,
                 if_exists=if_exists,
             )
         except BaseException:

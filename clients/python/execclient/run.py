@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, Self
 
 from execclient import arguments
-from execclient.arguments import AnyPath, Sandbox
+from execclient.arguments import AnyPath, Network, Sandbox
 from execclient.connection.connection import Json
 from execclient.deadlines import Deadlines
 from execclient.environment_policy import EnvironmentPolicy, Inherit
@@ -73,10 +73,11 @@ class StartOptions(NamedTuple):
     limits: Limits
     if_exists: IfExists
     sandbox: Sandbox | None
+    network: Network | None = None
     arg0: str | None = None
-    resources: ResourceLimits | None = None
     new_id: bool = False
     """Whether no other process can have the id, so that the start may be sent twice."""
+    resources: ResourceLimits | None = None
 
 
 class Starter:
@@ -104,10 +105,14 @@ class Starter:
         if not attach:
             # Before the start: a server may send events of a process before the response.
             session.add(inbox)
+        if not known:  # else the questions are those of another process of this id
+            session.network.serve_own(inbox.id, options.network)
         try:
             result, repeated = await self._call(params, repeatable=repeatable, new_id=options.new_id)
         except BaseException as error:
             session.inboxes.forget(inbox)
+            if not known:
+                session.network.release(inbox.id)
             # The process may run all the same. But the id may also be that of an earlier process.
             if not (known or attach or isinstance(error, CallFailed | SessionLost | ExecutorClosed)):
                 session.terminate_soon(inbox.id)
@@ -117,6 +122,7 @@ class Starter:
             session.inboxes.forget(inbox)  # it may have missed events of the first start
         if attach or repeated:
             await session.attach(inbox)
+        session.network.serve_own(inbox.id, options.network)
         if deadlines is not None:
             deadlines.begin()
         return Process(
@@ -195,6 +201,10 @@ class Starter:
             context = arguments.sandbox(options.sandbox, self.absolute_cwd(options))
             if context is not None:
                 params["sandbox"] = context
+        if options.network is not None:
+            params["networkProxy"] = arguments.network(options.network)
+            if "sandbox" in params:  # else there is nothing that could enforce it
+                params["enforceManagedNetwork"] = True
         if options.arg0 is not None:
             params["arg0"] = arguments.text(options.arg0, "arg0")
         if options.size is not None:

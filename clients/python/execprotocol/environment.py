@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from msgspec import Meta
 
 from execprotocol.model import EXTENSION, U64, Params, PathUri, WireError, WrittenUri
+from execprotocol.sandbox import SandboxContext
 
 
 class NoParams(Params):
@@ -180,10 +181,10 @@ TomlPath = Annotated[
 
 
 class ConfigReadParams(Params):
-    """Read keys of the executor's own configuration layers.
+    """Read keys of the agent's configuration on this host.
 
-    Only the named keys are returned. This executor keeps no configuration for clients: its lists of
-    layers are empty.
+    Only the named keys are returned. A layer of a project counts if the system, the user or the administrator
+    trusts its folder. A file that is no TOML is error -32603, which names it.
     """
 
     further_schema = {
@@ -208,10 +209,23 @@ class ConfigReadParams(Params):
             raise WireError("at least one config or requirements path is required")
 
 
+class ConfigLayer(TypedDict):
+    """One file of configuration."""
+
+    source: str
+    """The kind and the path of the file, for people."""
+
+    baseDir: WrittenUri
+    """The folder from which relative paths in it count."""
+
+    toml: str
+    """A TOML document with the named keys."""
+
+
 class ConfigLayers(TypedDict):
     """Configuration layers, in ascending order of precedence."""
 
-    layers: list[dict[str, Any]]
+    layers: list[ConfigLayer]
     """The layers that set one of the keys, with those keys only."""
 
     cloudInsertionIndex: U64
@@ -238,50 +252,225 @@ class ConfigReadResult(TypedDict):
 
 
 class CapabilityRoot(Params):
-    """A folder that may contain plugins or skills. Members beside `id` are ignored."""
+    """A folder that may contain a plugin or skills."""
 
     id: str
     """The client's name for the folder."""
 
+    path: PathUri
+    """The folder; links are followed."""
+
+    sandbox: SandboxContext | None = None
+    """Limits for reading it."""
+
 
 class DiscoverV1Params(Params):
-    """Find plugins and skills below the given roots.
+    """Find the files of a plugin and of skills below each of some folders.
 
-    This executor offers none: the result is empty.
+    A folder is searched for 10 seconds, six levels deep, through 2000 folders and 20,000 entries. A file has
+    at most 1 MiB, the files of a folder 16 MiB, those of a reply 32 MiB. What is beyond a limit, cannot be
+    read or is not UTF-8 becomes a warning.
     """
 
     roots: list[CapabilityRoot]
-    """The folders to search; the list may be empty."""
+    """The folders to search: at most 128."""
+
+
+class TextFile(TypedDict):
+    """A file in UTF-8."""
+
+    path: WrittenUri
+    """Where it is."""
+
+    contents: str
+    """Its whole text."""
+
+
+class PluginFiles(TypedDict):
+    """The files of a plugin."""
+
+    manifest: TextFile
+    """`plugin.json` in `.codex-plugin`, `.claude-plugin` or `.cursor-plugin`."""
+
+    mcpConfig: TextFile | None
+    """MCP servers: the file that `mcpServers` of the manifest names, else `.mcp.json`. For
+    `capabilities/discoverV2` also servers in the manifest itself, with the manifest's path."""
+
+    appsConfig: TextFile | None
+    """Connectors: the file that `apps` of the manifest names, else `.app.json`."""
+
+
+class SkillFiles(TypedDict):
+    """The files of a skill."""
+
+    instructions: TextFile
+    """Its `SKILL.md`: what to do."""
+
+    metadata: TextFile | None
+    """`agents/openai.yaml` beside it."""
+
+
+class CapabilityRootFiles(TypedDict):
+    """What a folder has."""
+
+    id: str
+    """The client's name for the folder."""
+
+    path: WrittenUri
+    """The folder that was searched."""
+
+    plugin: PluginFiles | None
+    """The plugin whose folder this is."""
+
+    skills: list[SkillFiles]
+    """All skills below it."""
+
+    namespaceManifests: list[TextFile]
+    """The manifests of plugins in, below or above the folder, from which skills get their namespace."""
+
+    warnings: list[str]
+    """Messages for people about what could not be read."""
+
+    error: str | None
+    """Why the folder could not be searched at all."""
 
 
 class DiscoverV1Result(TypedDict):
-    """The plugins and skills by root."""
+    """The files by folder."""
 
-    roots: list[dict[str, Any]]
-    """One object for each root that contains any; empty on this executor."""
+    roots: list[CapabilityRootFiles]
+    """One object for each folder, in the order of the request."""
 
 
 class DiscoverV2Params(Params):
-    """Find plugins and skills that apply to a folder.
+    """Find the plugins that are installed on this host, and the skills of its user and its system.
 
-    This executor offers none: the result is empty.
+    These are below `plugins/cache` and `skills` of `CODEX_HOME`, `.agents/skills` of the home folder and
+    `/etc/codex/skills`. The search has the limits of `capabilityRoots/discoverV1` and ends after 10 seconds;
+    the YAML of a skill has at most 64 KiB, and a reply 2048 plugins and skills and 4 MiB.
     """
 
     cwd: PathUri
-    """The folder in which the agent works; it need not exist."""
+    """The folder in which the agent works; it need not exist. Without effect: clients find the skills of a
+    project by themselves."""
+
+    sandbox: SandboxContext | None = None
+    """Limits for reading; its `cwd` is required."""
+
+
+class SkillTool(TypedDict):
+    """A tool that a skill needs."""
+
+    type: str
+    """Its kind, such as `mcp`."""
+
+    value: str
+    """Its name there."""
+
+    description: str | None
+    """What it is for."""
+
+    transport: str | None
+    """How to reach it."""
+
+    command: str | None
+    """The command that starts it."""
+
+    url: str | None
+    """Its address, if any."""
+
+    oauthCallbackPort: int | None
+    """The port for a login in the browser."""
+
+
+class SkillDependencies(TypedDict):
+    """What a skill needs."""
+
+    tools: list[SkillTool]
+    """The tools; at least one."""
+
+
+class SkillPolicy(TypedDict):
+    """When a skill may be used."""
+
+    allowImplicitInvocation: bool | None
+    """Whether the agent may use it unasked; null if that is not said."""
+
+    products: list[str]
+    """The products for which it is: `chatgpt`, `codex`, `atlas`; all if the list is empty."""
+
+
+class DiscoveryRoot(TypedDict):
+    """Where a skill was found."""
+
+    id: str
+    """`codex-home-skills`, `user-agent-skills` or `system-skills`."""
+
+    path: WrittenUri
+    """The folder that was searched."""
+
+
+class InstalledSkill(TypedDict):
+    """A skill, by the front matter of its `SKILL.md` and its `agents/openai.yaml`."""
+
+    name: str
+    """Its name, after that of its plugin and a colon if it has one."""
+
+    description: str
+    """What it is for."""
+
+    shortDescription: str | None
+    """The same in a few words."""
+
+    path: WrittenUri
+    """The path of its `SKILL.md`."""
+
+    discoveryRoot: NotRequired[DiscoveryRoot]
+    """Where it was found; absent for the skill of a plugin."""
+
+    dependencies: SkillDependencies | None
+    """What it needs."""
+
+    policy: SkillPolicy | None
+    """When it may be used."""
+
+
+class InstalledPlugin(TypedDict):
+    """An installed plugin in its newest version."""
+
+    id: str
+    """Its name and its marketplace: `NAME@MARKETPLACE`."""
+
+    displayName: str
+    """Its name for people."""
+
+    remotePluginId: str | None
+    """The marketplace's own id."""
+
+    version: str
+    """The version, or `local`."""
+
+    root: WrittenUri
+    """The folder of this version."""
+
+    files: PluginFiles
+    """Its files, with their texts."""
+
+    skills: list[InstalledSkill]
+    """Its skills, below its folder."""
 
 
 class DiscoverV2Result(TypedDict):
-    """The plugins and skills of the folder."""
+    """What is installed."""
 
-    plugins: list[dict[str, Any]]
-    """The plugins that apply; empty on this executor."""
+    plugins: list[InstalledPlugin]
+    """The plugins, by id."""
 
-    skills: list[dict[str, Any]]
-    """The skills that apply; empty on this executor."""
+    skills: list[InstalledSkill]
+    """The skills outside plugins: those of `CODEX_HOME`, of the user, of the system."""
 
     warnings: list[str]
-    """Messages for people about errors while reading."""
+    """Messages for people about what could not be read."""
 
 
 class OpenRpcDocument(TypedDict):

@@ -40,7 +40,8 @@ class ProxySettings(Params):
     """Whether SOCKS5 may associate UDP. This executor refuses every association."""
 
     allow_upstream_proxy: bool = False
-    """Whether the proxy may itself go through the proxy that the daemon's environment names."""
+    """Whether HTTP requests and CONNECT may go through the HTTP proxy that the daemon's environment names.
+    Hosts are judged before, as without it. `NO_PROXY` is not considered."""
 
     dangerously_allow_all_unix_sockets: bool = False
     """Whether every Unix socket may be reached. Without effect: this executor's proxy reaches none."""
@@ -48,9 +49,13 @@ class ProxySettings(Params):
     mode: Literal["limited", "full"] = "full"
     """`limited` permits the methods GET, HEAD and OPTIONS only, and so no CONNECT."""
 
-    domains: dict[str, Literal["allow", "deny"]] | None = None
+    domains: dict[str, Literal["allow", "deny", "none"]] | None = None
     """Verdicts by host: `example.com`; `*.example.com`, its subdomains; `**.example.com`, both; `*`, all; an
-    IP address. `deny` wins. A host without a verdict is denied, or asked about."""
+    IP address; each also with a port, as in `example.com:443`. `deny` wins, and `none` is no verdict. A host
+    without a verdict is denied, or asked about."""
+
+    review_domains: list[str] = []
+    """Hosts, as in `domains`, for which `allow` does not count: they are denied, or asked about."""
 
     unix_sockets: dict[str, Literal["allow", "deny"]] | None = None
     """Verdicts by path of Unix sockets. Without effect: this executor's proxy reaches none."""

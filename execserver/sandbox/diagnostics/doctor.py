@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass
 
 from execserver.sandbox.diagnostics import mechanisms
 from execserver.sandbox.diagnostics.mechanisms import Check
-from execserver.sandbox.diagnostics.probe import find, probe
-from execserver.sandbox.options import SandboxOptions
+from execserver.sandbox.diagnostics.probe import ProbeResult, find
+from execserver.sandbox.options import DaemonPaths, SandboxOptions
+from execserver.sandbox.selection import BUBBLEWRAP_FIRST, Selection
 from execserver.spool.spool import Spool, SpoolLimits
 
 _SANDBOX_EXEC = "/usr/bin/sandbox-exec"
@@ -76,18 +77,21 @@ def _linux(
     options: SandboxOptions, environment: Mapping[str, str], spool_max_bytes: int
 ) -> tuple[Check, ...]:
     uid = os.geteuid()
-    search_path = environment.get("PATH", "")
     folder_check, folder = mechanisms.state_folder_check(options.spool_dir, environment, uid)
-    result = probe(options.bubblewrap, folder, search_path) if folder is not None else None
+    result = None
+    if folder is not None:
+        selection = Selection(options, environment, folder, DaemonPaths(folders=(folder,)))
+        result = selection.candidates(files_limited=True)[0].result()
     works = result is not None and result.works
-    found = find(options.bubblewrap, search_path)
-    program = found if isinstance(found, str) else "/usr/bin/bwrap"
+    if options.backend in BUBBLEWRAP_FIRST:
+        backend = _bubblewrap(options, environment, result)
+    else:
+        backend = [
+            mechanisms.sandbox_check(result, False),
+            *([mechanisms.backend_check(options.backend, result)] if result is not None else []),
+        ]
     return (
-        mechanisms.sandbox_check(result, options.allow_landlock),
-        *([mechanisms.bubblewrap_check(result)] if result is not None else []),
-        *mechanisms.kernel(works, program),
-        mechanisms.apparmor_check(program, works),
-        mechanisms.landlock_check(options.allow_landlock),
+        *backend,
         *mechanisms.tool_checks(),
         folder_check,
         *filter(None, [mechanisms.devices_check(folder) if works and folder is not None else None]),
@@ -95,6 +99,23 @@ def _linux(
         mechanisms.tag_check(),
         mechanisms.user_check(uid),
     )
+
+
+def _bubblewrap(
+    options: SandboxOptions, environment: Mapping[str, str], result: ProbeResult | None
+) -> list[Check]:
+    """The checks of what bubblewrap needs, and of Landlock, which may take its place."""
+    found = find(options.bubblewrap, environment.get("PATH", ""))
+    program = found if isinstance(found, str) else "/usr/bin/bwrap"
+    works = result is not None and result.works
+    allowed = options.allow_landlock and options.backend == "auto"
+    return [
+        mechanisms.sandbox_check(result, allowed),
+        *([mechanisms.bubblewrap_check(result)] if result is not None else []),
+        *mechanisms.kernel(works, program),
+        mechanisms.apparmor_check(program, works),
+        mechanisms.landlock_check(allowed),
+    ]
 
 
 def _darwin() -> Check:

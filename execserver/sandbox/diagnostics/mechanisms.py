@@ -74,6 +74,7 @@ def kernel(bubblewrap_works: bool, bubblewrap: str, proc: str = "/proc") -> Iter
         else:
             failure = restricted(error, bubblewrap, proc)
             yield Check(trial.title, "missing", error, failure.cause, failure.fix)
+    yield _managed_network(tried, bubblewrap_works)
     error = tried.get("seccomp", "was not tried")
     if not error:
         yield Check("seccomp", "ok", "filters can be loaded")
@@ -81,6 +82,26 @@ def kernel(bubblewrap_works: bool, bubblewrap: str, proc: str = "/proc") -> Iter
         cause = f"no filter can be loaded ({error})"
         fix = "use a kernel with CONFIG_SECCOMP_FILTER, and a container that allows prctl"
         yield Check("seccomp", "missing", error, cause, fix)
+
+
+def _managed_network(tried: Mapping[str, str], bubblewrap_works: bool) -> Check:
+    """Whether a network proxy can enter a sandbox."""
+    name, refused = "managed network", "requests for one are refused"
+    tags = tag_check()
+    error = tried.get("joined", "was not tried")
+    if not bubblewrap_works:
+        cause, fix = "only sandboxes of bubblewrap have one, and it does not work", "see sandbox"
+        return Check(name, "warning", refused, cause, fix)
+    if tags.status != "ok":
+        return Check(name, "warning", refused, tags.cause, tags.fix)
+    if not error:
+        return Check(name, "ok", "a network proxy can listen inside a sandbox")
+    if tried.get("network"):
+        cause = "it needs a network namespace, and bubblewrap alone may make one"
+        return Check(name, "warning", "was not tried", cause, "start a command with one to find out")
+    cause = f"a process outside cannot join the network namespace of one inside ({error})"
+    fix = "let the daemon use setns(2) and /proc/PID/ns: a container's seccomp profile may forbid it"
+    return Check(name, "warning", "no command with one begins", cause, fix)
 
 
 def _tried() -> dict[str, str]:
@@ -92,7 +113,9 @@ def _tried() -> dict[str, str]:
         )
         found: dict[str, str] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return dict.fromkeys(("user", "mount", "pid", "network", "seccomp"), f"could not be tried: {error}")
+        return dict.fromkeys(
+            ("user", "mount", "pid", "network", "joined", "seccomp"), f"could not be tried: {error}"
+        )
     return found
 
 
@@ -136,6 +159,15 @@ def sandbox_check(result: ProbeResult | None, landlock_allowed: bool) -> Check:
     if landlock_allowed and landlock.unavailable() is None:
         detail = "does not work: Landlock enforces the policies that it can, other requests are refused"
     return Check("sandbox", "missing", detail, result.reason, result.fix)
+
+
+def backend_check(name: str, result: ProbeResult) -> Check:
+    """Check the backend that the setting `sandbox_backend` names."""
+    title = "sandbox backend"
+    if not result.works:
+        return Check(title, "missing", f"{name} cannot be used", result.reason, result.fix)
+    files = ", ".join(result.inspection.files)
+    return Check(title, "ok", f"{name}, by {files}" if files else name)
 
 
 def tool_checks() -> Iterator[Check]:

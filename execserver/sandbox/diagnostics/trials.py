@@ -14,6 +14,7 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import socket
 import struct
 import sys
@@ -22,6 +23,7 @@ from collections.abc import Callable
 _NEW_USER, _NEW_MOUNT, _NEW_PID, _NEW_NET = 0x1000_0000, 0x0002_0000, 0x2000_0000, 0x4000_0000
 _MS_REC, _MS_PRIVATE, _MS_SLAVE = 1 << 14, 1 << 18, 1 << 19
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
+_NS_GET_USERNS, _IP_FREEBIND = 0xB701, 15
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _ALLOW_ALL = struct.pack("HBBI", 0x06, 0, 0, 0x7FFF_0000)  # BPF_RET, SECCOMP_RET_ALLOW
 
@@ -34,7 +36,14 @@ class _Program(ctypes.Structure):
 
 def main() -> None:
     """Try all mechanisms and print the results."""
-    trials = {"user": _user, "mount": _mount, "pid": _pid, "network": _network, "seccomp": _seccomp}
+    trials = {
+        "user": _user,
+        "mount": _mount,
+        "pid": _pid,
+        "network": _network,
+        "joined": _joined,
+        "seccomp": _seccomp,
+    }
     json.dump({name: _apart(trial) for name, trial in trials.items()}, sys.stdout)
 
 
@@ -62,6 +71,34 @@ def _network() -> None:
         request = struct.pack("16sh14x", b"lo", 0)
         (flags,) = struct.unpack_from("h", fcntl.ioctl(device, _SIOCGIFFLAGS, request), 16)
         fcntl.ioctl(device, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
+
+
+def _joined() -> None:
+    """A listener in the network namespace of another process, made from outside, as a network proxy does."""
+    made, ready = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _unshare(_NEW_USER | _NEW_NET)
+            os.write(ready, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(ready)
+    try:
+        if not os.read(made, 1):
+            raise OSError(errno.ECHILD, "no network namespace can be made")
+        with open(f"/proc/{pid}/ns/net", "rb") as network:
+            if _libc.setns(network.fileno(), _NEW_NET) != 0:
+                _check(_libc.setns(fcntl.ioctl(network, _NS_GET_USERNS), _NEW_USER))
+                _check(_libc.setns(network.fileno(), _NEW_NET))
+        with socket.socket() as listener:
+            listener.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
+            listener.bind(("127.0.0.1", 1024))
+            listener.listen()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _seccomp() -> None:

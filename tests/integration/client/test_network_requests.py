@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from execclient import NetworkDecision, NetworkRequest
-from execclient.session.network import NO_HANDLER, NetworkHandlers
+from execclient.session.network import NO_HANDLER, RELEASED, NetworkHandlers
 from execclient.sync import connect as connect_blocking
 from execprotocol.network import Decision
 from tests.integration.client.conftest import Peer, ScriptedDaemon, connect_to
@@ -169,6 +169,29 @@ async def test_a_person_is_asked_once_although_the_connection_is_lost(
         assert len(person.asked) == 1
         await ask(peer, 2)
         assert len(person.asked) == 2, "this one is another question"
+
+
+async def test_a_handler_of_a_process_that_is_released_denies(scripted: ScriptedDaemon) -> None:
+    person = Person()
+    async with connect_to(scripted, on_network_request=lambda _: True) as (executor, peer):
+        network = executor._session.network
+        network.serve("p1", NetworkHandlers(person))
+        peer.send(question(1))
+        await person.came.wait()
+        network.release("p1")
+        assert (await peer.receive())["result"]["decision"] == {
+            "type": "deny", "reason": RELEASED, "scope": "once",
+        }  # fmt: skip
+
+
+async def test_closing_with_keep_leaves_an_open_question_to_the_next_client(scripted: ScriptedDaemon) -> None:
+    person = Person()
+    async with connect_to(scripted, on_network_request=person, keep=True) as (executor, peer):
+        peer.send(question(1))
+        await person.came.wait()
+        closing = asyncio.create_task(executor.close())
+        assert await peer.receive() == {}, "the connection ends without an answer"
+        await closing
 
 
 async def test_closing_ends_a_handler_that_still_decides(scripted: ScriptedDaemon) -> None:

@@ -21,8 +21,7 @@ from tests.conftest import StartServer
 from tests.support.schemas import check, event_schema, result_schema, schema_of
 from tests.support.wire import Client, Json, Server, connect_unix, encode, path_uri
 
-EVERY_EVENT = frozenset(EVENTS) - {"network/policyDecision"}
-"""`tests/conformance/test_network_decisions.py` has the one that is left out."""
+EVERY_EVENT = frozenset(EVENTS)
 
 
 READ_ONLY = {
@@ -78,6 +77,15 @@ class Witness:
         for event in self.client.notifications:
             check(f"events/{event['method'].replace('/', '.')}.json", event["params"])
         return {event["method"] for event in self.client.notifications}
+
+    def answer_question(self, decision: Json) -> None:
+        """Answer a request of the daemon; both are as their schemas say."""
+        self.client.wait_until(lambda: self.client.questions, what="a question")
+        question = self.client.questions.pop()
+        path = f"server-requests/{question['method'].replace('/', '.')}"
+        check(f"{path}.params.json", question["params"])
+        check(f"{path}.result.json", decision)
+        self.client.respond(question["id"], result=decision)
 
 
 @pytest.fixture
@@ -279,6 +287,7 @@ def test_everything_that_is_said_is_as_the_schemas_say(
         use_other_sessions(witness, server)
         use_files(witness, tmp_path.resolve())
         use_http(witness, site)
+        use_network(witness)
         witness.call("session/setTtl", ttlMs=None)
         witness.call("session/setTtl", ttlMs=1000)
         assert witness.refused("session/setTtl", ttlMs=2**53) == -32600
@@ -292,6 +301,28 @@ def test_everything_that_is_said_is_as_the_schemas_say(
         if "x-extension" in schema
     }
     assert witness.members & marked == (marked if extensions else set())
+
+
+def use_network(witness: Witness) -> None:
+    request = "printf 'GET http://a.test/ HTTP/1.0\r\n\r\n'"
+    script = f"exec 3<>/dev/tcp/127.0.0.1/${{HTTP_PROXY##*:}}; {request} >&3; cat <&3"
+    proxy = {
+        "enabled": True, "enableSocks5": False, "enableSocks5Udp": False, "allowUpstreamProxy": False,
+        "dangerouslyAllowAllUnixSockets": False, "mode": "full", "allowLocalBinding": False,
+    }  # fmt: skip
+    process = witness.client.process("asking")
+    witness.call(
+        "process/start",
+        processId="asking",
+        argv=["/bin/bash", "-c", script],
+        cwd=path_uri("/"),
+        env={},
+        tty=False,
+        networkProxy={"proxy": proxy, "policyDecisionTimeoutMs": 60_000},
+    )
+    witness.answer_question({"decision": {"type": "deny", "reason": "no", "scope": "once"}})
+    process.wait_output(b"403")
+    process.wait_closed()
 
 
 def test_a_gap_is_told_as_the_schema_says(server: Server, tmp_path: Path) -> None:

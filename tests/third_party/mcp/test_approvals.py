@@ -166,3 +166,47 @@ async def test_a_cancelled_question_runs_nothing(hosts: Hosts, outside: Path) ->
 
     assert output_of(result) == "next\n"
     assert not (outside / "file").exists()
+
+
+CURL = {"cmd": "curl -s -m 1 http://1.0.0.1:9/", "login": False}
+"""The host is never reached: its address is asked about, and nothing listens there."""
+
+
+@pytest.mark.parametrize("action", ["accept", "decline"])
+async def test_the_user_is_asked_about_a_host_while_its_command_runs(hosts: Hosts, action: Action) -> None:
+    user = User(action)
+    async with hosts.start("--network-ask", asked=user) as client:
+        result = await client.call_tool("exec_command", CURL)
+
+    if hosts.mode != "legacy":  # such a host can be asked between calls only
+        assert user.asked == []
+        assert "this host can be asked only before a command runs" in text(result)
+        return
+    (asked,) = user.asked
+    assert "  host:     1.0.0.1\n  port:     9\n  protocol: http\n" in asked
+    assert "curl -s -m 1 http://1.0.0.1:9/" in asked
+    assert "- connect to 1.0.0.1:9 (http)" in asked
+    denied = "the command was not allowed to reach 1.0.0.1:9 (http): rejected by user" in text(result)
+    assert denied is (action == "decline")
+
+
+async def test_a_host_is_denied_that_a_command_asks_for_after_its_call(hosts: Hosts) -> None:
+    user = User("accept")
+    waiting = {"cmd": f"read line; {CURL['cmd']}", "login": False, "tty": True, "yield_time_ms": 250}
+    async with hosts.start("--network-ask", asked=user) as client:
+        started = await client.call_tool("exec_command", waiting)
+        session = int(started.structured_content["processId"])
+        typed = {"session_id": session, "chars": "\n", "yield_time_ms": 10_000}
+        result = await client.call_tool("write_stdin", typed)
+
+    assert user.asked == []
+    assert "the call that started the command has ended" in text(result)
+
+
+async def test_listed_hosts_are_reached_without_a_question(hosts: Hosts) -> None:
+    user = User("decline")
+    async with hosts.start("--network-ask", "--network-allow", "1.0.0.1", asked=user) as client:
+        result = await client.call_tool("exec_command", CURL)
+
+    assert user.asked == []
+    assert "was not allowed to reach" not in text(result)

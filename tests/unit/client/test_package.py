@@ -72,7 +72,7 @@ def test_the_public_names_are_these() -> None:
 
     assert set(execclient.__all__) - failures == {
         *("connect", "Executor", "Process", "FileSystem"),
-        *("NetworkDecision", "NetworkRequest"),
+        *("NetworkAccess", "NetworkDecision", "NetworkRequest"),
         *("RunResult", "Chunk", "TextChunk", "TextStream", "Line", "LineStream", "Page", "ProcessInfo"),
         *("Stat", "Entry", "WalkEntry", "Progress", "Copied"),
         *("ReadOnly", "WorkspaceWrite", "DangerFullAccess"),

@@ -7,6 +7,7 @@ import pytest
 from execserver.network.addresses import HostError, is_local, is_local_host, parse_host, split_port
 
 
+@pytest.mark.statement("Q5")
 @pytest.mark.parametrize(
     ("written", "read"),
     [
@@ -56,6 +57,7 @@ def test_what_is_no_host_is_refused(written: str) -> None:
         parse_host(written)
 
 
+@pytest.mark.statement("Q5")
 @pytest.mark.parametrize(
     "written",
     [
@@ -81,6 +83,7 @@ def test_a_name_with_digits_is_not_ambiguous() -> None:
     assert not parse_host("10.0.0.1.nip.io").is_ambiguous
 
 
+@pytest.mark.statement("Q4")
 @pytest.mark.parametrize(
     "text",
     [

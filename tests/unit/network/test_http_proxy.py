@@ -48,6 +48,7 @@ async def test_a_permitted_request_is_reported() -> None:
     assert decision.timestamp.endswith("Z")
 
 
+@pytest.mark.statement("Q6")
 async def test_a_denied_request_gets_the_reason_as_json_and_the_connection_stays_open() -> None:
     async with proxy(None) as running:
         request = b"GET http://example.com/ HTTP/1.1\r\nHost: example.com\r\n\r\n"
@@ -68,6 +69,7 @@ async def test_a_denied_request_gets_the_reason_as_json_and_the_connection_stays
     assert len(running.decisions) == 2
 
 
+@pytest.mark.statement("Q6")
 async def test_a_denied_tunnel_gets_the_reason_as_text_and_the_connection_stays_open() -> None:
     async with proxy({"example.com": "deny"}) as running:
         request = b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\n"
@@ -80,6 +82,7 @@ async def test_a_denied_tunnel_gets_the_reason_as_text_and_the_connection_stays_
     ] * 2
 
 
+@pytest.mark.statement("Q1")
 @pytest.mark.parametrize(
     ("host", "reason"),
     [
@@ -159,6 +162,7 @@ async def test_a_target_that_could_be_read_in_two_ways_is_refused(request_line: 
     assert not running.decisions
 
 
+@pytest.mark.statement("Q8")
 @pytest.mark.parametrize(
     "host",
     ["evil.example", "127.0.0.1", "127.0.0.1:1", "127.0.0.1:{port}:1", "", "a b", "user@127.0.0.1:{port}"],
@@ -238,6 +242,7 @@ async def test_a_folded_header_arrives_as_one_line() -> None:
     assert b"X-Folded: a Transfer-Encoding: chunked" in server.head
 
 
+@pytest.mark.statement("Q8")
 async def test_each_request_of_a_connection_is_judged_by_itself() -> None:
     async with origin(answer=HELLO) as server, proxy(LOOPBACK) as running:
         evil = b"GET http://evil.example/ HTTP/1.1\r\nHost: evil.example\r\n\r\n"
@@ -428,6 +433,7 @@ async def test_an_answer_that_is_not_valid_becomes_502(answer: bytes) -> None:
     assert b"the server" in got
 
 
+@pytest.mark.statement("Q9")
 async def test_a_server_that_does_not_listen_becomes_502_with_the_reason() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -440,6 +446,7 @@ async def test_a_server_that_does_not_listen_becomes_502_with_the_reason() -> No
         assert answer.endswith(b"cannot connect: Connection refused")
 
 
+@pytest.mark.statement("Q9")
 async def test_a_server_that_does_not_answer_a_connect_becomes_504() -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
@@ -530,6 +537,7 @@ async def test_a_websocket_passes_and_then_bytes_both_ways() -> None:
     assert rest == b"firstPING"
 
 
+@pytest.mark.statement("Q8")
 async def test_no_other_protocol_is_upgraded_to() -> None:
     headers = "Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: x\r\n"
     async with origin(answer=HELLO) as server, proxy(LOOPBACK) as running:
@@ -537,6 +545,7 @@ async def test_no_other_protocol_is_upgraded_to() -> None:
     assert not [line for line in server.head if line.lower().startswith((b"upgrade", b"http2"))]
 
 
+@pytest.mark.statement("Q7")
 async def test_limited_mode_permits_methods_without_an_effect_only() -> None:
     async with origin(answer=HELLO) as server, proxy(LOOPBACK, mode="limited") as running:
         for method in ("GET", "HEAD", "OPTIONS"):
@@ -559,6 +568,7 @@ async def test_limited_mode_permits_methods_without_an_effect_only() -> None:
     assert server.connections == 3
 
 
+@pytest.mark.statement("Q7")
 async def test_limited_mode_has_no_websockets() -> None:
     headers = "Upgrade: websocket\r\nConnection: Upgrade\r\n"
     async with origin(answer=HELLO) as server, proxy(LOOPBACK, mode="limited") as running:
@@ -566,11 +576,53 @@ async def test_limited_mode_has_no_websockets() -> None:
     assert not [line for line in server.head if line.lower().startswith(b"upgrade")]
 
 
+async def test_a_connect_of_http_1_0_is_served() -> None:
+    async with origin(answer=HELLO) as server, proxy(LOOPBACK) as running:
+        request = f"CONNECT 127.0.0.1:{server.port} HTTP/1.0\r\n\r\nx\r\n\r\n".encode()
+        assert (await running.exchange(request)).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert server.received == b"x\r\n\r\n"
+
+
+async def test_a_request_for_a_unix_socket_is_refused() -> None:
+    async with origin(answer=HELLO) as server, proxy(LOOPBACK, unix_sockets={"/x": "allow"}) as running:
+        got = await running.exchange(get(server.port, headers="x-unix-socket: /x\r\n"))
+    assert got.startswith(b"HTTP/1.1 501 Not Implemented\r\n")
+    assert got.endswith(b"unix sockets unsupported")
+    assert not server.connections
+
+
+async def test_a_version_that_does_not_exist_is_not_passed_on() -> None:
+    async with origin(answer=HELLO) as server, proxy(LOOPBACK) as running:
+        await running.exchange(get(server.port, version="3.7"))
+    assert not server.connections or server.head[0] == b"GET / HTTP/1.1"
+
+
+async def test_many_requests_on_one_connection_are_served() -> None:
+    async with origin(answer=HELLO) as server, proxy(LOOPBACK) as running:
+        got = await running.exchange(get(server.port) * 200)
+    assert got.count(b"\r\n\r\nhello") == 200
+    assert len(running.decisions) == server.connections == 200
+
+
 async def test_bytes_behind_a_connect_reach_the_server_first() -> None:
     async with origin(answer=HELLO) as server, proxy(LOOPBACK) as running:
         request = f"CONNECT 127.0.0.1:{server.port} HTTP/1.1\r\nHost: x\r\n\r\nearly\r\n\r\n".encode()
         await running.exchange(request, b"late")
     assert server.received == b"early\r\n\r\nlate"
+
+
+async def test_a_connect_with_an_empty_body_is_served() -> None:
+    async with origin(answer=HELLO) as server, proxy(LOOPBACK) as running:
+        head = f"CONNECT 127.0.0.1:{server.port} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+        await running.exchange(head.encode(), b"x\r\n\r\n")
+    assert server.received == b"x\r\n\r\n"
+
+
+async def test_an_error_after_a_head_request_has_a_body() -> None:
+    async with origin(answer=HELLO) as server, proxy(LOOPBACK) as running:
+        got = await running.exchange(get(server.port, method="HEAD") + b"garbage\r\n\r\n")
+    assert got.count(b"HTTP/1.1 200 OK") == 1
+    assert b"\r\n\r\nillegal request line" in got
 
 
 @pytest.mark.parametrize("headers", ["Content-Length: 3\r\n", "Transfer-Encoding: chunked\r\n"])
@@ -581,6 +633,7 @@ async def test_a_connect_with_a_body_is_refused(headers: str) -> None:
     assert not server.connections
 
 
+@pytest.mark.statement("Q11")
 @pytest.mark.parametrize(
     "head",
     [
@@ -600,6 +653,7 @@ async def test_a_head_that_is_too_long_is_refused(head: bytes) -> None:
     assert not running.decisions
 
 
+@pytest.mark.statement("Q11")
 async def test_a_head_that_comes_too_slowly_is_refused() -> None:
     async with proxy(LOOPBACK, limits=ProxyLimits(head_s=0.3)) as running:
         reader, writer = await running.open()

@@ -41,8 +41,8 @@ VALID: dict[str, dict[str, Any]] = {
         "configPaths": [["a", "b"]],
         "requirementsPaths": [["c"]],
     },
-    "capabilityRoots/discoverV1": {"roots": [{"id": "one"}]},
-    "capabilities/discoverV2": {"cwd": "file:///tmp"},
+    "capabilityRoots/discoverV1": {"roots": [{"id": "one", **PATH}]},
+    "capabilities/discoverV2": {"cwd": "file:///tmp", "sandbox": SANDBOX},
     "process/start": {
         "processId": "p",
         "argv": ["true"],

@@ -58,11 +58,12 @@ def in_namespace(script: str, expression: str) -> str:
 
 def test_a_kernel_without_user_namespaces_is_told_with_the_setting() -> None:
     said = in_namespace("echo 0 >/proc/sys/user/max_user_namespaces", "mechanisms.kernel(False, 'bwrap')")
-    user, mount, pid, network, seccomp = said.splitlines()
+    user, mount, pid, network, managed, seccomp = said.splitlines()
     for line in (user, mount, pid, network):
         assert "status='missing'" in line
         assert "ENOSPC" in line
         assert "user.max_user_namespaces is 0" in line
+    assert "requests for one are refused" in managed
     assert "name='seccomp', status='ok'" in seccomp
 
 
@@ -70,6 +71,11 @@ def test_a_mechanism_that_only_bubblewrap_may_use_is_ok_when_it_works() -> None:
     said = in_namespace("echo 0 >/proc/sys/user/max_user_namespaces", "mechanisms.kernel(True, 'bwrap')")
     assert said.count("status='ok'") == 5
     assert said.count("but for bubblewrap") == 4
+    assert "name='managed network', status='warning', detail='was not tried'" in said
+
+
+def test_a_managed_network_is_ok_where_a_process_outside_can_listen_in_one() -> None:
+    assert "name='managed network', status='ok'" in in_namespace("true", "mechanisms.kernel(True, 'bwrap')")
 
 
 def test_network_namespaces_alone_can_be_missing() -> None:
@@ -81,7 +87,9 @@ def test_network_namespaces_alone_can_be_missing() -> None:
 
 def test_trials_that_cannot_be_run_are_missing_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/does/not/exist")
-    checks = list(mechanisms.kernel(False, "/usr/bin/bwrap"))
+    checks = [
+        check for check in mechanisms.kernel(False, "/usr/bin/bwrap") if check.name != "managed network"
+    ]
     assert {check.status for check in checks} == {"missing"}
     assert all("/does/not/exist" in check.detail for check in checks)
     assert all(check.cause and check.fix for check in checks)

@@ -238,7 +238,7 @@ async def test_what_a_cut_page_did_not_cover_is_pushed() -> None:
 
 async def test_without_a_read_events_are_held_only_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     process, sink = FakeProcess(), RecordingSink()
-    attachment = Attachment(cast("Any", [process]), sink, resumed=True)
+    attachment = Attachment(cast("Any", [process]), sink, lambda: None, resumed=True)
     process.output(b"held")
     assert sink.events == []
     await asyncio.sleep(HOLD_SECONDS + 0.1)
@@ -250,7 +250,7 @@ async def test_processes_that_are_behind_take_turns() -> None:
     processes = [FakeProcess(), FakeProcess()]
     processes[1].number, processes[1].wire_id = 2, b'"q"'
     sink = RecordingSink()
-    attachment = Attachment(cast("Any", []), sink, resumed=False)
+    attachment = Attachment(cast("Any", []), sink, lambda: None, resumed=False)
 
     def fell_behind(stream: EventStream) -> None:
         attachment.fell_behind(stream)
@@ -270,7 +270,7 @@ async def test_processes_that_are_behind_take_turns() -> None:
 
 async def test_until_its_start_is_answered_a_process_is_followed_in_silence() -> None:
     process, sink = FakeProcess(), RecordingSink()
-    attachment = Attachment(cast("Any", []), sink, resumed=False)
+    attachment = Attachment(cast("Any", []), sink, lambda: None, resumed=False)
     release = attachment.follow(cast("ManagedProcess", process))
     process.output(b"early")
     assert (sink.events, process.paused) == ([], False)
@@ -291,7 +291,7 @@ class ForeignProcess(FakeProcess):
 
 
 def observing(process: ForeignProcess, sink: RecordingSink, after_seq: int = 0) -> Attachment:
-    attachment = Attachment(cast("Any", []), sink, resumed=False)
+    attachment = Attachment(cast("Any", []), sink, lambda: None, resumed=False)
 
     def fell_behind(stream: EventStream) -> None:
         attachment.fell_behind(stream)
@@ -378,7 +378,7 @@ async def test_ten_thousand_subscriptions_leave_nothing() -> None:
 async def test_a_subscription_in_a_batch_that_is_withdrawn_sends_nothing() -> None:
     process, sink = ForeignProcess(), RecordingSink()
     process.output(b"x")
-    attachment = Attachment(cast("Any", []), sink, resumed=False)
+    attachment = Attachment(cast("Any", []), sink, lambda: None, resumed=False)
     release = attachment.observe(cast("ManagedProcess", process), 0, "mine", interactive=False)
     attachment.unobserve("theirs", "p")
     release()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from execprotocol.errors import RpcError
 from execprotocol.network import Decision, NetworkProtocol, NetworkRequest
-from execserver.sessions.network_decisions import NetworkDecisions
+from execserver.sessions.network_decisions import MAX_EVENTS, NetworkDecisions
 from execserver.spool.records import KEPT_NETWORK_DECISIONS, NetworkAnswer, NetworkTarget
 
 ALLOW: Any = {"decision": {"type": "allow"}}
@@ -31,6 +32,8 @@ class Client:
         self.asked: list[Mapping[str, Any]] = []
         self.answers: list[asyncio.Future[Any]] = []
         self.came = asyncio.Condition()
+        self.events: list[Any] = []
+        self.room = 1000
 
     async def request(self, method: str, params: Mapping[str, Any]) -> Any:
         assert method == "network/policyRequest"
@@ -39,6 +42,15 @@ class Client:
         async with self.came:
             self.came.notify_all()
         return await self.answers[-1]
+
+    def may_queue_event(self) -> bool:
+        return len(self.events) < self.room
+
+    def send_event(self, parts: Sequence[bytes]) -> None:
+        event = json.loads(b"".join(parts))
+        assert event.keys() == {"method", "params"}
+        assert event["method"] == "network/policyDecision"
+        self.events.append(event["params"]["host"])
 
     async def question(self, number: int = 1) -> asyncio.Future[Any]:
         """The answer that the client gives to its question of this number, from 1 on."""
@@ -79,7 +91,7 @@ def records() -> Records:
 
 @pytest.fixture
 async def decisions(records: Records) -> NetworkDecisions:
-    return NetworkDecisions(records.record, lambda _: None, {})
+    return NetworkDecisions(records.record, {})
 
 
 async def settle() -> None:
@@ -272,7 +284,7 @@ async def test_a_question_ends_with_the_last_process_that_waits(decisions: Netwo
 
 
 async def test_answers_of_an_earlier_server_hold(records: Records) -> None:
-    decisions = NetworkDecisions(records.record, lambda _: None, {("http", "a.test", 80): ("allow", None)})
+    decisions = NetworkDecisions(records.record, {("http", "a.test", 80): ("allow", None)})
     assert (await decisions.decide("p", to("a.test"), SHORT)).type == "allow"
 
 
@@ -296,3 +308,35 @@ async def test_the_oldest_answer_gives_way_to_the_newest(decisions: NetworkDecis
     assert len(client.asked) == KEPT_NETWORK_DECISIONS + 1
     await decisions.decide("p", to("0.test"), LONG)
     assert len(client.asked) == KEPT_NETWORK_DECISIONS + 2
+
+
+def event(host: str) -> Any:
+    return {"processId": "p", "host": host}
+
+
+async def test_events_wait_for_a_client_that_takes_none_and_for_the_next_one(
+    decisions: NetworkDecisions,
+) -> None:
+    decisions.report(event("0"))
+    client = Client()
+    client.room = 2
+    decisions.set_client(client)
+    for host in "1234":
+        decisions.report(event(host))
+    assert client.events == ["0", "1"]
+    client.room = 4
+    decisions.send_events()
+    assert client.events == ["0", "1", "2", "3"]
+    decisions.set_client(None)
+    decisions.report(event("5"))
+    following = Client()
+    decisions.set_client(following)
+    assert following.events == ["4", "5"]
+
+
+async def test_the_oldest_waiting_events_are_dropped(decisions: NetworkDecisions) -> None:
+    for number in range(MAX_EVENTS + 5):
+        decisions.report(event(str(number)))
+    client = Client()
+    decisions.set_client(client)
+    assert client.events == [str(number) for number in range(5, MAX_EVENTS + 5)]

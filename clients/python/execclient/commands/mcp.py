@@ -10,8 +10,10 @@ from execclient.commands.options import (
     WORKSPACE_WRITE,
     Command,
     add_daemon,
+    add_network,
     add_policy,
     add_sandbox,
+    network_of,
     sandbox_of,
 )
 from execprotocol.command_line import Parser
@@ -34,7 +36,7 @@ def _add_mcp(parser: Parser) -> None:
     )
     add_sandbox(parser, f"limits of commands and file tools (default: {WORKSPACE_WRITE})")
     parser.set_defaults(sandbox=WORKSPACE_WRITE)
-    parser.add_argument("--network", action="store_true", help="with a sandbox: allow the network")
+    add_network(parser, "with a sandbox")
     add_policy(parser)
     parser.add_argument(
         "--max-wait",
@@ -102,6 +104,7 @@ def _mcp(options: Namespace) -> int:
 
     sandbox = sandbox_of(options)
     assert sandbox is not None  # the option has a default
+    network = network_of(options)
     try:
         rules = checking.rule_files(options.rules, options.home)
         approval = checking.approval_named(options.approval)
@@ -125,6 +128,7 @@ def _mcp(options: Namespace) -> int:
             token_file=options.token_file,
             cwd=options.cwd,
             sandbox=sandbox,
+            network=network,
             approval=approval,
             policy=policy,
             rules=str(rules / "rules") if isinstance(rules, Path) else ", ".join(map(str, files)),

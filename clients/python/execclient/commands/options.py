@@ -16,6 +16,7 @@ from execprotocol.command_line import Parser
 
 if TYPE_CHECKING:
     from execclient.commands.daemon import DaemonOptions
+    from execclient.govern.network import NetworkAccess
     from execclient.govern.sandbox import SandboxPolicy
 
 SANDBOXES = READ_ONLY, WORKSPACE_WRITE, DANGER_FULL_ACCESS = (
@@ -133,6 +134,44 @@ def sandbox_of(options: Namespace) -> SandboxPolicy | None:
         return WorkspaceWrite(writable_roots=tuple(options.writable), network=network)
     except ValueError as error:
         parser.error(f"--writable: {error}")
+
+
+def add_network(parser: Parser, effect: str) -> None:
+    """Add `--network` and its kin. `effect` is the beginning of the help for each."""
+    parser.add_argument("--network", action="store_true", help=f"{effect}: allow the whole network")
+    for name, text in (("allow", "allow this host"), ("deny", "never allow this host")):
+        hosts = parser.add_argument(
+            f"--network-{name}",
+            action="append",
+            default=[],
+            metavar="HOST",
+            help=f"{effect}: {text}: a name, *.NAME, **.NAME or an IP address; may be repeated",
+        )
+        completion.complete_with(hosts, completion.nothing)
+    parser.add_argument(
+        "--network-ask", action="store_true", help=f"{effect}: ask you about each host that is not listed"
+    )
+
+
+def network_of(options: Namespace) -> NetworkAccess | None:
+    """The hosts that `--network-allow`, `--network-deny` and `--network-ask` describe."""
+    parser: Parser = options.parser
+    allow, deny, ask = options.network_allow, options.network_deny, options.network_ask
+    if not (allow or deny or ask):
+        return None
+    given = "--network-allow" if allow else "--network-ask" if ask else "--network-deny"
+    if options.sandbox not in (READ_ONLY, WORKSPACE_WRITE):
+        parser.error(f"{given} needs --sandbox {READ_ONLY} or {WORKSPACE_WRITE}: nothing else enforces it")
+    if options.network:
+        parser.error(f"{given} does not go with --network, which allows every host")
+    if not (allow or ask):
+        parser.error("--network-deny needs --network-allow or --network-ask: without them no host is allowed")
+    from execclient.govern.network import NetworkAccess
+
+    try:
+        return NetworkAccess(tuple(allow), tuple(deny), ask=ask)
+    except ValueError as error:
+        parser.error(f"--network-{error}")
 
 
 def add_json(parser: Parser) -> None:

@@ -12,11 +12,13 @@ from execclient.commands.options import (
     add_command,
     add_daemon,
     add_json,
+    add_network,
     add_process_id,
     add_sandbox,
     add_session,
     command_of,
     daemon_of,
+    network_of,
     sandbox_of,
 )
 from execprotocol.command_line import Parser
@@ -62,7 +64,7 @@ def _add_run(parser: Parser) -> None:
     )
     _add_limits(parser)
     add_sandbox(parser, "limit the command, or do not run it; the working directory is the workspace")
-    parser.add_argument("--network", action="store_true", help="with --sandbox: allow the network")
+    add_network(parser, "with --sandbox")
     parser.add_argument("-d", "--detach", action="store_true", help="print the ID and leave it running")
     parser.add_argument(
         "--ttl",
@@ -133,7 +135,13 @@ def _run(options: Namespace) -> int:
         )
     if options.grace is not None and options.timeout is options.wall is None:
         options.parser.error("--grace needs --timeout or --wall")
-    sandbox, limits = sandbox_of(options), _limits(options)
+    sandbox, network, limits = sandbox_of(options), network_of(options), _limits(options)
+    if options.network_ask and (options.tty or options.detach):
+        other = "--tty: the keyboard is" if options.tty else "--detach: no program is left to ask"
+        reason = f"{other} the command's" if options.tty else other
+        options.parser.error(f"--network-ask does not go with {reason}")
+    # A typed line is the answer to a question then, and no input.
+    answers = options.network_ask and os.isatty(0)
     from execclient.commands import run as running
     from execclient.commands.failures import perform
 
@@ -143,10 +151,11 @@ def _run(options: Namespace) -> int:
         cwd=options.cwd,
         env=env,
         tty=options.tty,
-        stdin=not options.no_stdin and not options.detach,
+        stdin=not (options.no_stdin or options.detach or answers),
         timeout=options.timeout,
         grace=options.grace or 0.0,
         sandbox=sandbox,
+        network=network,
         limits=limits,
         ttl=options.ttl,
         as_json=options.as_json,

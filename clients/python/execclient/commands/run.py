@@ -9,9 +9,10 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from execclient import Executor, NotFound, Process, Refused, ResourceLimits, SystemFailure
+from execclient.arguments import Network
 from execclient.commands.daemon import DaemonOptions
 from execclient.commands.detached import DetachedSession
 from execclient.commands.failures import CommandExit, print_message, start_failure
@@ -24,6 +25,8 @@ from execclient.commands.values import chosen_duration, clock_time
 from execprotocol.trust import UntrustedError
 
 if TYPE_CHECKING:
+    from execclient.commands.network import RunNetwork
+    from execclient.govern.network import NetworkAccess
     from execclient.govern.sandbox import SandboxPolicy
 
 _LIMIT = re.compile(r"at most ([0-9.e+]+) s ")
@@ -45,6 +48,8 @@ class RunOptions:
     """Seconds between SIGTERM and the kill at the time limit; 0 for no SIGTERM."""
     sandbox: SandboxPolicy | None = None
     """What the command may access; the working directory is the workspace."""
+    network: NetworkAccess | None = None
+    """The hosts that it may reach; None leaves the network to the sandbox."""
     limits: ResourceLimits | None = None
     """What it may use."""
     ttl: float | None = None
@@ -60,7 +65,8 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
         executor = await signals.unless_signalled(_connect(stack, daemon, command.ttl))
         forwards = command.stdin and not is_empty_input()
         begin = time.monotonic()
-        process = await signals.unless_signalled(_start(executor, command, stdin=forwards))
+        network = _network(stack, command)
+        process = await signals.unless_signalled(_start(executor, command, network, stdin=forwards))
         foreground = Foreground(executor, process, owned=True, as_json=command.as_json)
         if command.as_json:
             await foreground.print_json(processId=process.id, sessionId=executor.session_id, pid=process.pid)
@@ -74,9 +80,12 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
         status = await foreground.run_until_exit(signals, *background)
         if process.exit_code and command.sandbox is not None:
             report_denial(process.denial, command.sandbox.kind)
+        if network is not None:
+            network.print_denied()
         if command.as_json:
             seconds = round(time.monotonic() - begin, 3)
-            more = {} if command.sandbox is None else {"denial": process.denial}
+            more: dict[str, Any] = {} if command.sandbox is None else {"denial": process.denial}
+            more |= {} if network is None else {"networkDenied": network.denied}
             if command.limits is not None:
                 more |= {"limit": process.limit, "usage": process.usage}
             await foreground.print_json(
@@ -90,7 +99,7 @@ async def detach(daemon: DaemonOptions, command: RunOptions) -> int:
     async with AsyncExitStack() as stack:
         executor = await _connect(stack, daemon, command.ttl, detach=True)
         signals = stack.enter_context(Signals())
-        process = await signals.unless_signalled(_start(executor, command, stdin=False))
+        process = await signals.unless_signalled(_start(executor, command, command.network, stdin=False))
         _record(executor, process)
         if command.as_json:
             members = {"processId": process.id, "sessionId": executor.session_id}
@@ -154,7 +163,17 @@ def _end_text(process_id: str, ttl: float | None, timeout: float | None) -> str:
     )
 
 
-async def _start(executor: Executor, command: RunOptions, *, stdin: bool) -> Process:
+def _network(stack: AsyncExitStack, command: RunOptions) -> RunNetwork | None:
+    if command.network is None:
+        return None
+    from execclient.commands.network import RunNetwork
+
+    network = RunNetwork(command.network, command.argv)
+    stack.callback(network.close)
+    return network
+
+
+async def _start(executor: Executor, command: RunOptions, network: Network | None, *, stdin: bool) -> Process:
     """Start the command.
 
     Raises:
@@ -172,6 +191,7 @@ async def _start(executor: Executor, command: RunOptions, *, stdin: bool) -> Pro
             timeout=command.timeout,
             grace=command.grace,
             sandbox=command.sandbox,
+            network=network,
             limits=command.limits,
             buffer_bytes=None,  # `OutputWriter` has its own limit
         )

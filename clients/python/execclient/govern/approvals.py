@@ -1,4 +1,4 @@
-"""Approvals of commands and patches: requests, reviewers, and the answers that hold for the session.
+"""Approvals of commands, patches and hosts: requests, reviewers, and the answers that hold for the session.
 
     ask ──> covered by the session? ──yes──> approved_for_session, by "cache"
              │ no
@@ -23,10 +23,14 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Final, Literal, Protocol, get_args
 
 from execclient.connection.connection import Json
 from execclient.govern.approval_policy import ApprovalPolicy
+
+if TYPE_CHECKING:
+    from execclient.govern.network import NetworkProtocol, NetworkTarget
+    from execclient.govern.policy.rules import NetworkRule
 
 __all__ = [
     "ACCEPT",
@@ -79,7 +83,8 @@ class ApprovalRequest:
     """One question, with everything that the answer covers."""
 
     call_id: str
-    kind: Literal["command", "patch"]
+    kind: Literal["command", "patch", "network"]
+    """`network`: a running command wants to reach a host."""
     command: str
     """Quoted for a shell; empty for a patch."""
     argv: Argv
@@ -98,6 +103,10 @@ class ApprovalRequest:
     diff: str | None = None
     prompt: str = ""
     """The text above the command. If it is empty, `Approvals` uses the policy's template."""
+    network: NetworkTarget | None = None
+    """The host that the command wants to reach."""
+    rule: NetworkRule | None = None
+    """The rule that would allow the host from now on, if that is offered."""
 
     @property
     def available_decisions(self) -> list[Json]:
@@ -107,6 +116,9 @@ class ApprovalRequest:
             decisions.append(
                 {"acceptWithExecpolicyAmendment": {"execpolicy_amendment": list(self.amendment)}}
             )
+        if self.rule is not None:
+            allowed = {"host": self.rule.host, "action": "allow"}
+            decisions.append({_WITH_RULE: {"network_policy_amendment": allowed}})
         return [*decisions, "cancel"]
 
     def to_json(self) -> dict[str, Json]:
@@ -115,6 +127,13 @@ class ApprovalRequest:
         if self.reason is not None:
             shown["reason"] = self.reason
         shown["command"] = self.command
+        if self.network is not None:
+            network = self.network
+            shown["networkApprovalContext"] = {
+                "host": network.host,
+                "protocol": _REFERENCE_PROTOCOLS[network.protocol],
+                "port": network.port,
+            }
         if self.amendment is not None:
             shown["proposedExecpolicyAmendment"] = list(self.amendment)
         shown["availableDecisions"] = self.available_decisions
@@ -126,7 +145,7 @@ class Review:
     """An answer.
 
     Raises:
-        ValueError: `amendment` or `any_cwd` does not belong to the answer, or `amendment` is missing.
+        ValueError: `amendment`, `rule` or `any_cwd` does not belong to the answer, or is missing.
     """
 
     answer: Answer
@@ -134,6 +153,8 @@ class Review:
     """The reason of a refusal, for the model."""
     amendment: Argv | None = None
     """The prefix of the rule: exactly the proposed one."""
+    rule: NetworkRule | None = None
+    """The rule on a host: exactly the proposed one."""
     any_cwd: bool = False
     """With `approved_for_session`: approve the command in every directory, under the same sandbox and for the
     same workspace."""
@@ -141,8 +162,11 @@ class Review:
     def __post_init__(self) -> None:
         if self.answer not in ANSWERS:
             raise ValueError(f"answer: {self.answer!r} is none of {', '.join(ANSWERS)}")
-        if (self.amendment is not None) != (self.answer == "approved_with_amendment"):
-            raise ValueError("amendment: it belongs to the answer approved_with_amendment, and to no other")
+        amendments = sum(each is not None for each in (self.amendment, self.rule))
+        if amendments != (self.answer == "approved_with_amendment"):
+            raise ValueError(
+                "amendment: it, or rule, belongs to the answer approved_with_amendment, and to no other"
+            )
         if self.any_cwd and self.answer != "approved_for_session":
             raise ValueError("any_cwd: it belongs to the answer approved_for_session, and to no other")
 
@@ -152,12 +176,15 @@ class Review:
         return self.answer.startswith("approved")
 
     @classmethod
-    def parse(cls, value: Json) -> Review:
+    def parse(cls, value: Json, rule: NetworkRule | None = None) -> Review:
         """Parse an answer in the reference's form.
 
         Args:
-            value: `accept`, `acceptForSession`, `decline`, `cancel`, or
-                `{"acceptWithExecpolicyAmendment": {"execpolicy_amendment": [WORD, …]}}`.
+            value: `accept`, `acceptForSession`, `decline`, `cancel`,
+                `{"acceptWithExecpolicyAmendment": {"execpolicy_amendment": [WORD, …]}}`, or
+                `{"applyNetworkPolicyAmendment": {"network_policy_amendment": {"host": HOST, "action":
+                "allow"}}}`.
+            rule: the rule on a host that the request proposed; the last form is about it.
 
         Raises:
             ValueError: it is none of these.
@@ -166,8 +193,13 @@ class Review:
             return cls(_REFERENCE_WORDS[value])
         if isinstance(value, Mapping) and set(value) == {_WITH_AMENDMENT}:
             return cls("approved_with_amendment", amendment=_amendment(value[_WITH_AMENDMENT]))
+        if rule is not None and value == {
+            _WITH_RULE: {"network_policy_amendment": {"host": rule.host, "action": "allow"}}
+        }:
+            return cls("approved_with_amendment", rule=rule)
         raise ValueError(
-            f"decision: {value!r} is none of {', '.join(_REFERENCE_WORDS)} and {_WITH_AMENDMENT}"
+            f"decision: {value!r} is none of {', '.join(_REFERENCE_WORDS)}, {_WITH_AMENDMENT} and the "
+            f"proposed {_WITH_RULE}"
         )
 
 
@@ -178,6 +210,13 @@ _REFERENCE_WORDS: Mapping[str, Answer] = {
     "cancel": "abort",
 }
 _WITH_AMENDMENT = "acceptWithExecpolicyAmendment"
+_WITH_RULE = "applyNetworkPolicyAmendment"
+_REFERENCE_PROTOCOLS: Mapping[NetworkProtocol, str] = {
+    "http": "http",
+    "https": "https",
+    "socks5_tcp": "socks5Tcp",
+    "socks5_udp": "socks5Udp",
+}
 
 
 def _amendment(value: Json) -> Argv:
@@ -275,7 +314,7 @@ class Approvals:
     # -- inside
 
     def _worded(self, request: ApprovalRequest) -> ApprovalRequest:
-        if request.prompt or request.kind == "patch":
+        if request.prompt or request.kind != "command":
             return request
         prompt = self.policy.prompt(command=request.command, cwd=request.cwd, reason=request.reason)
         return replace(request, prompt=prompt)
@@ -332,6 +371,8 @@ def _within_offer(review: object, request: ApprovalRequest, name: str) -> Review
     if review.amendment is not None and review.amendment != request.amendment:
         offered = "none was proposed" if request.amendment is None else f"{request.amendment!r} was"
         return Review("denied", f"{name} approved with the rule {review.amendment!r}, but {offered}")
+    if review.rule is not None and review.rule != request.rule:
+        return Review("denied", f"{name} approved with a rule on a host that was not proposed")
     return review
 
 
@@ -377,6 +418,12 @@ class ApprovalCache:
     def key_of_input(process_id: str, *, scope: Mapping[str, Json]) -> str:
         """The key of input for a process."""
         return _canonical({"input": process_id, "scope": scope})
+
+    @staticmethod
+    def key_of_host(target: NetworkTarget, *, scope: Mapping[str, Json] | None = None) -> str:
+        """The key of a host, with its port and protocol."""
+        members: dict[str, Json] = {"network": [target.protocol, target.host, target.port]}
+        return _canonical(members if scope is None else {**members, "scope": scope})
 
     def covers(self, keys: Sequence[str]) -> bool:
         """Whether all of these keys were granted; False without keys."""

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
 from execclient.govern.approvals import ApprovalRequest, Approvals, Reviewed
+from execclient.govern.network import NetworkAccess
 from execclient.govern.policy.decision import DecisionSource, Requirement, command_line
 from execclient.govern.policy.policy import Policy
 from execclient.govern.sandbox import SandboxPolicy, without_sandbox
@@ -124,6 +125,8 @@ class Orchestrator:
     """The sandbox of the turn."""
     retry_unasked: bool = False
     """Whether an approval of the first attempt covers the second one, as in the reference."""
+    network: NetworkAccess | None = None
+    """The hosts that a request in the sandbox may reach; None if the sandbox alone decides."""
 
     async def run(
         self, runtime: ToolRuntime[OutputT], events: CallEvents, trace: Trace | None = None
@@ -220,8 +223,12 @@ class Orchestrator:
 
     def permits(self, *, bypassed: bool) -> tuple[str, ...]:
         """What exactly an approval permits, in sentences."""
-        policy = without_sandbox(self.sandbox) if bypassed else self.sandbox
-        return policy.describe()
+        if bypassed:
+            return without_sandbox(self.sandbox).describe()
+        if self.network is None:
+            return self.sandbox.describe()
+        has_rules = any(rule.decision == "allow" for rule in self.policy.rules.network_rules)
+        return self.sandbox.describe(self.network.describe(has_rules=has_rules))
 
     # -- inside
 

@@ -123,9 +123,13 @@ class _Policy:
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
         return {"type": self.kind, **plain}
 
-    def describe(self) -> tuple[str, ...]:
-        """Sentences for an approver: what the policy permits, and what stays denied."""
-        return sentences(self.permissions())
+    def describe(self, network: Sequence[str] | None = None) -> tuple[str, ...]:
+        """Sentences for an approver: what the policy permits, and what stays denied.
+
+        Args:
+            network: those of a `NetworkAccess` that the command has besides.
+        """
+        return sentences(self.permissions(), network)
 
     def context(self, cwd: str, workspace_roots: Sequence[str]) -> Mapping[str, Json] | None:
         """The member `sandbox` of a request; None for no sandbox.

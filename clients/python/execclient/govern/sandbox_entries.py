@@ -195,15 +195,20 @@ def _protected_in(entry: PermissionEntry) -> list[PermissionEntry]:
     ]
 
 
-def sentences(permissions: Mapping[str, Json]) -> tuple[str, ...]:
-    """Sentences on what is permitted, and what stays denied."""
+def sentences(permissions: Mapping[str, Json], network: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Sentences on what is permitted, and what stays denied.
+
+    Args:
+        permissions: the permissions.
+        network: sentences about the network, in place of what the permissions say about it.
+    """
     if permissions["type"] == "disabled":
         return ("run without a sandbox, with all that the daemon's user may do",)
-    uses = "use the network" if permissions["network"] == "enabled" else "no network"
+    uses = network or ("use the network" if permissions["network"] == "enabled" else "no network",)
     if permissions["type"] == "external":
-        return ("run with no limits on files but those of the sandbox around the daemon", uses)
+        return ("run with no limits on files but those of the sandbox around the daemon", *uses)
     if permissions["file_system"]["type"] == "unrestricted":
-        return ("read and write everything", uses)
+        return ("read and write everything", *uses)
     entries = _entries(permissions)
     written = [_words(entry) for entry in entries if entry["access"] == "write"]
     read = [_words(entry) for entry in entries if entry["access"] == "read"]
@@ -215,7 +220,7 @@ def sentences(permissions: Mapping[str, Json]) -> tuple[str, ...]:
     else:
         granted = ["read " + (everything if everything in read else _listed([*read, *written]) or "nothing")]
         granted.append("write " + (_listed(written) or "nothing"))
-    granted.append(uses)
+    granted += uses
     if stays := denied(permissions):
         granted.append("still denied: reading " + _listed(stays))
     granted.append("still confined: it sees no processes but its own, and gains no privileges")

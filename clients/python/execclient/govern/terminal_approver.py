@@ -27,6 +27,7 @@ from concurrent.futures import Future
 from typing import TextIO
 
 from execclient.govern.approvals import ACCEPT, ACCEPT_FOR_SESSION, CANCEL, ApprovalRequest, Review
+from execclient.govern.network import NetworkTarget, host_and_port
 
 __all__ = ["TerminalApprover", "visible"]
 
@@ -64,7 +65,7 @@ class TerminalApprover:
 
     def __init__(self, input: TextIO, output: TextIO) -> None:  # noqa: A002 - the usual names of the streams
         self._output = output
-        self._lines = _Lines(input)
+        self._lines = Lines(input)
         self._turn = asyncio.Lock()
 
     async def review(self, request: ApprovalRequest) -> Review | None:
@@ -156,9 +157,11 @@ def length_note(command: str) -> str:
 
 
 def _question(request: ApprovalRequest) -> list[str]:
-    lines = ["", visible(request.prompt or _HEADLINES[request.kind])]
+    lines = ["", visible(request.prompt or HEADLINES[request.kind])]
     if request.retry:
         lines.append("The sandbox denied something to its first run. It would run a second time.")
+    if request.network is not None:
+        lines += network_lines(request.network)
     lines += quoted("$ ", request.command)
     if length := length_note(request.command):
         lines.append(f"  length:  {length}")
@@ -171,13 +174,33 @@ def _question(request: ApprovalRequest) -> list[str]:
     return lines
 
 
-_HEADLINES = {"command": "The model asks to run a command.", "patch": "The model asks to change files."}
+HEADLINES = {
+    "command": "The model asks to run a command.",
+    "patch": "The model asks to change files.",
+    "network": "A running command asks for a host on the network.",
+}
+"""The text above a question, by its kind."""
+
+
+def network_lines(target: NetworkTarget) -> list[str]:
+    """The lines of a question about a host."""
+    return [
+        f"  host:     {visible(target.host)}",
+        f"  port:     {target.port}",
+        f"  protocol: {target.protocol}",
+    ]
 
 
 def _choices(request: ApprovalRequest) -> str:
-    choices = ["y: yes, once", "n [WHY]: no", "a: yes, for the whole session"]
+    once = "once" if request.network is None else "for this command"
+    choices = [f"y: yes, {once}", "n [WHY]: no", "a: yes, for the whole session"]
     if request.amendment is not None:
         choices.append(f"p: yes, and always what begins with {visible(shlex.join(request.amendment))}")
+    if request.rule is not None:
+        rule = request.rule
+        choices.append(
+            f"p: yes, and always {rule.protocol} to {visible(host_and_port(rule.host, rule.port))}"
+        )
     return "; ".join([*choices, "q: end the turn"])
 
 
@@ -194,13 +217,15 @@ def _answer(line: str, request: ApprovalRequest) -> Review | None:
             return CANCEL
         case "p" if request.amendment is not None:
             return Review("approved_with_amendment", amendment=request.amendment)
+        case "p" if request.rule is not None:
+            return Review("approved_with_amendment", rule=request.rule)
     return None
 
 
 # -- the answer
 
 
-class _Lines:
+class Lines:
     """Reads lines of a text stream, each in a thread of its own.
 
     The thread of a terminal waits for input without reading it, and can be stopped: input typed after a

@@ -319,13 +319,18 @@ class InboxTable:
         on_missing: called with an inbox that an event has shown to be incomplete.
         on_other: called with the method and the params of each notification that is not about a process's
             output and end.
+        on_last: called with the id of a process of the client's own that has no inbox any more.
     """
 
     def __init__(
-        self, on_missing: Callable[[Inbox], object], on_other: Callable[[str, Json], object]
+        self,
+        on_missing: Callable[[Inbox], object],
+        on_other: Callable[[str, Json], object],
+        on_last: Callable[[str], object],
     ) -> None:
         self._on_missing = on_missing
         self._on_other = on_other
+        self._on_last = on_last
         self._inboxes: dict[Key, list[Inbox]] = {}
 
     def __contains__(self, key: Key) -> bool:
@@ -353,6 +358,8 @@ class InboxTable:
             inboxes.remove(inbox)
             if not inboxes:
                 del self._inboxes[inbox.key]
+                if inbox.session_id is None:
+                    self._on_last(inbox.id)
 
     def forget_closed(self, inboxes: list[Inbox] | None = None) -> None:
         """Deliver no more events to inboxes whose process is closed; by default among all."""

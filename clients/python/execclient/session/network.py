@@ -42,6 +42,8 @@ MAX_UNDELIVERED = 256
 MAX_WAITING_DECISIONS = 1000
 """Decisions that wait for a slow handler; beyond this the oldest are dropped."""
 
+RELEASED = "the client no longer decides for this process"
+
 NO_HANDLER = "the client decides on no hosts: give `connect` an on_network_request"
 
 
@@ -63,16 +65,26 @@ class NetworkAnswers:
         self._handlers = handlers
         self._of_process: dict[str, NetworkHandlers] = {}
         self._asking: dict[NetworkRequest, asyncio.Task[Decision]] = {}
-        self._decisions: deque[NetworkDecision] = deque(maxlen=MAX_WAITING_DECISIONS)
+        self._decisions: deque[tuple[OnNetworkDecision, NetworkDecision]] = deque(
+            maxlen=MAX_WAITING_DECISIONS
+        )
         self._reporting: asyncio.Task[None] | None = None
+        self._closed = False
 
     def serve(self, process_id: str, handlers: NetworkHandlers) -> None:
         """Use these handlers for a process, in place of those of the session. Call it before the start."""
         self._of_process[process_id] = handlers
 
+    def serve_own(self, process_id: str, network: object) -> None:
+        """Use the handlers of the `network` of a process, `decide` and `report`, if it has them."""
+        if hasattr(network, "decide") and hasattr(network, "report"):
+            self.serve(process_id, NetworkHandlers(network.decide, network.report))
+
     def release(self, process_id: str) -> None:
-        """Forget the handlers of a process."""
+        """Forget the handlers of a process that is over, and cancel those that still decide for it."""
         self._of_process.pop(process_id, None)
+        for asked in [asked for asked in self._asking if asked.process_id == process_id]:
+            self._asking.pop(asked).cancel()
 
     def answer(self, method: str, params: Json) -> Awaitable[Json] | None:
         """The result of a request of the daemon; None for an unknown method."""
@@ -83,14 +95,17 @@ class NetworkAnswers:
         if method != "network/policyDecision":
             return
         decision = NetworkDecision.decode(params)
-        if self._handlers_of(decision.process_id).on_decision is None:
+        on_decision = self._handlers_of(decision.process_id).on_decision
+        if on_decision is None:
             return
-        self._decisions.append(decision)
+        # With its handler, which is forgotten with the process.
+        self._decisions.append((on_decision, decision))
         if self._reporting is None:
             self._reporting = asyncio.create_task(self._report_all())
 
     def close(self) -> None:
-        """Cancel the handlers: the session has ended."""
+        """Cancel the handlers: the session has ended for this client."""
+        self._closed = True
         for task in self._asking.values():
             task.cancel()
         self._decisions.clear()
@@ -101,13 +116,21 @@ class NetworkAnswers:
         return self._of_process.get(process_id, self._handlers)
 
     async def _answer(self, params: Json) -> Json:
+        # Here, because few clients are asked.
+        from execprotocol.network import Decision
+
         asked = NetworkRequest.decode(params)
         task = self._asking.get(asked)
         if task is None:
             self._drop_undelivered()
             task = self._asking[asked] = asyncio.create_task(self._decide(asked))
-        # If the connection is lost, this is cancelled, and the handler goes on.
-        decision = await asyncio.shield(task)
+        try:
+            # If the connection is lost, this is cancelled, and the handler goes on.
+            decision = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self._closed or not task.cancelled():
+                raise  # the next client of the session is asked
+            decision = Decision("deny", RELEASED, "once")
         self._asking.pop(asked, None)
         members = {"type": decision.type, "reason": decision.reason, "scope": decision.scope}
         return {"decision": {name: value for name, value in members.items() if value is not None}}
@@ -118,7 +141,6 @@ class NetworkAnswers:
             del self._asking[asked]
 
     async def _decide(self, asked: NetworkRequest) -> Decision:
-        # Here, because few clients are asked.
         from execprotocol.network import Decision
 
         on_request = self._handlers_of(asked.process_id).on_request
@@ -142,10 +164,7 @@ class NetworkAnswers:
 
     async def _report_all(self) -> None:
         while self._decisions:
-            decision = self._decisions.popleft()
-            on_decision = self._handlers_of(decision.process_id).on_decision
-            if on_decision is None:
-                continue
+            on_decision, decision = self._decisions.popleft()
             try:
                 reported = on_decision(decision)
                 if inspect.isawaitable(reported):

@@ -103,7 +103,7 @@ class Session:
         """Whether closing leaves the session to the daemon, and lets processes run on."""
         self.detached: set[str] = set()
         """The client's own processes that are to outlive the session's client."""
-        self.inboxes = InboxTable(self._read_missing_soon, network.report)
+        self.inboxes = InboxTable(self._read_missing_soon, network.report, network.release)
         self.capabilities: frozenset[str] = frozenset()
         """The extensions that the daemon serves (`docs/protocol.md`, D3)."""
         self.temporary_folder = ""

@@ -25,6 +25,7 @@ from execclient.process import Process
 from execclient.tools.environment import NETWORK_MARKER, explicit_repositories
 from execclient.tools.exec_params import Cancellation, ExecEnv, ExecParams, confined
 from execclient.tools.exec_session import ExecSession, OutputListener
+from execclient.tools.network import CommandNetwork
 
 GRACE_SECONDS = 0.2
 """Between SIGTERM and SIGKILL, for a tool that lets a command clean up: enough to remove a lock file."""
@@ -67,6 +68,8 @@ class CommandCall:
     """The path of the account's shell, at the executor."""
     started: deque[StartedCommand] | None = None
     """Collects commands that may leave processes in the background."""
+    network: CommandNetwork | None = None
+    """The hosts that it may reach, while its sandbox is not lifted; None if the sandbox alone decides."""
 
     def requirement(self) -> Requirement:
         """The decision on the command: run, ask or refuse."""
@@ -99,6 +102,7 @@ class CommandCall:
             workspace_roots=self.workspace_roots,
             platform=str(self.executor.info.get("platformOs") or "linux"),
             network_marker=self.network_marker,
+            proxied=self.network is not None and not attempt.bypassed,
         )
 
     async def start(self, env: ExecEnv, *, limit: float | None = None) -> Process:
@@ -117,8 +121,11 @@ class CommandCall:
             arg0=env.arg0,
             timeout=limit,
             sandbox=env.context,
+            network=self.network if env.proxied else None,
             buffer_bytes=None,  # `ExecSession` takes all output at once
         )
+        if self.network is not None:
+            self.network.started(process)
         # A sandbox that limits files ends with its command, and kills everything in it.
         if self.started is not None and not isinstance(env.policy, ReadOnly | WorkspaceWrite):
             self.started.append(StartedCommand(self.executor, process.id))
@@ -190,6 +197,11 @@ class CommandRuntime:
         denial = output.process.denial
         return bool(output.process.exit_code and denial is not None and denial.get("likely"))
 
+    def check_turn(self) -> None:
+        """Raise `TurnAborted` if a reviewer ended the turn while the command ran."""
+        if self.call.network is not None:
+            self.call.network.check()
+
     def _retry_amendment(self, requirement: Requirement) -> tuple[str, ...] | None:
         if requirement.matches:
             return None
@@ -227,6 +239,7 @@ class RunToEndRuntime(CommandRuntime):
                 await self._until_cancelled(session, env.expiration.token)
             else:
                 await self._until_limit(session, seconds)
+            self.check_turn()
         except BaseException:
             await session.end("cancelled")
             raise
@@ -291,6 +304,7 @@ class YieldingRuntime(CommandRuntime):
         try:
             await session.collect(self._seconds)
             self.seconds = loop.time() - began
+            self.check_turn()
         except BaseException:
             await session.end("cancelled")
             raise

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from execclient.environment_policy import EnvironmentPolicy, environment_policy
 from execclient.govern.approval_policy import ApprovalPolicy, approval_policy
+from execclient.govern.network import NetworkAccess
 from execclient.govern.policy.safe import CO_SAFE_COMMANDS
 from execclient.govern.sandbox import SandboxPolicy, sandbox_policy
 from execclient.tools.environment import NETWORK_MARKER
@@ -66,6 +67,9 @@ class ToolsConfig:
     """Variables that override all others."""
     network_marker: str = NETWORK_MARKER
     """The variable that tells a command that its sandbox has no network."""
+    network: NetworkAccess | None = None
+    """The hosts that commands in a sandbox may reach, in place of what the sandbox says about the network.
+    None leaves it to the sandbox and to rules about hosts."""
     shell_safe_commands: tuple[str, ...] = CO_SAFE_COMMANDS
     """The commands that run without an approval in the profile `co`."""
     shell_max_timeout: float = 600.0

@@ -14,19 +14,21 @@ from execclient.client import Executor
 from execclient.environment_policy import EnvironmentPolicy
 from execclient.govern.approval_policy import ApprovalPolicy, escalation_refused
 from execclient.govern.approvals import Approvals
+from execclient.govern.network import NetworkAccess
 from execclient.govern.orchestrator import Orchestrator
 from execclient.govern.policy.policy import Policy
 from execclient.govern.policy.safe import known_safe
 from execclient.govern.sandbox import SandboxPolicy
 from execclient.shells import Shell, shell_from_info
 from execclient.tools import exec_text
-from execclient.tools.command_call import CommandCall, StartedCommand
+from execclient.tools.command_call import CommandCall, StartedCommand, approval_scope
 from execclient.tools.config import ToolsConfig
 from execclient.tools.environment import call_variables, exec_environment, explicit_repositories
 from execclient.tools.errors import RespondToModel
 from execclient.tools.events import CallEvents
 from execclient.tools.exec_params import ExecParams, SandboxPermissions
 from execclient.tools.exec_session import ExecSession
+from execclient.tools.network import CommandNetwork, access_of
 from execclient.tools.result import CallRecord
 from execclient.tools.session_table import SessionTable
 from execclient.tools.terminal_text import TerminalText
@@ -173,8 +175,20 @@ class CallContext:
         """An orchestrator with the settings of this turn."""
         services = self.services
         return Orchestrator(
-            self.approvals, services.policy, self.sandbox, retry_unasked=services.config.retry_unasked
+            self.approvals,
+            services.policy,
+            self.sandbox,
+            retry_unasked=services.config.retry_unasked,
+            network=self.network,
         )
+
+    @property
+    def network(self) -> NetworkAccess | None:
+        """The hosts that commands in the sandbox may reach; None if the sandbox alone decides."""
+        capabilities = self.executor.info.get("capabilities") or {}
+        has_proxy = bool(capabilities.get("networkProxyLaunch"))
+        services = self.services
+        return access_of(services.config.network, services.policy, self.sandbox, has_proxy=has_proxy)
 
     def command_call(
         self,
@@ -205,4 +219,20 @@ class CallContext:
             co_commands=config.shell_safe_commands if config.profile == "co" else None,
             user_shell=self.shell.path,
             started=self.services.started,
+            network=self._network_of(params),
+        )
+
+    def _network_of(self, params: ExecParams) -> CommandNetwork | None:
+        access, policy = self.network, self.services.policy
+        if access is None:
+            return None
+        scope = approval_scope(self.executor, self.sandbox, self.workspace_roots)
+        return CommandNetwork(
+            access=access,
+            policy=policy,
+            approvals=self.approvals,
+            events=self.events,
+            argv=params.command,
+            cwd=params.cwd,
+            scope=None if policy.parity else scope,
         )

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 from pybase64 import b64encode
 
 from execclient.connection.connection import Json
+from execclient.govern.network import NetworkTarget
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,26 @@ class CallDecided:
     """The origin of the answer, if an approval was needed: `cache`, `hook`, `guardian`, `user`, `nobody`."""
     sandboxed: bool
     retry: bool = False
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkDecided:
+    """A decision on a host that a command wants to reach.
+
+    It comes after the end of the call if the command runs on.
+    """
+
+    type: ClassVar[str] = "network_decided"
+    call_id: str
+    decision: Literal["allow", "deny"]
+    source: str
+    """The source of the decision (`policy.network.NetworkSource`)."""
+    decided_by: str | None
+    """The origin of the answer, if an approval was needed."""
+    host: str
+    port: int
+    protocol: str
     reason: str | None = None
 
 
@@ -91,7 +112,7 @@ class SessionClosed:
     """`pruned`."""
 
 
-ToolEvent = CallBegin | CallDecided | OutputDelta | CallEnd | SessionClosed
+ToolEvent = CallBegin | CallDecided | NetworkDecided | OutputDelta | CallEnd | SessionClosed
 """All events."""
 
 EventSink = Callable[[ToolEvent], None]
@@ -155,6 +176,20 @@ class CallEvents:
     ) -> None:
         """Send a decision."""
         self._send(CallDecided(self.call_id, decision, source, decided_by, sandboxed, retry, reason))
+
+    def network_decided(
+        self,
+        target: NetworkTarget,
+        source: str,
+        decided_by: str | None,
+        *,
+        allowed: bool,
+        reason: str | None,
+    ) -> None:
+        """Send a decision on a host."""
+        decision: Literal["allow", "deny"] = "allow" if allowed else "deny"
+        host, port, protocol = target.host, target.port, target.protocol
+        self._send(NetworkDecided(self.call_id, decision, source, decided_by, host, port, protocol, reason))
 
     def delta(self, stream: str, chunk: bytes) -> None:
         """Send output, up to `MAX_DELTAS` times."""

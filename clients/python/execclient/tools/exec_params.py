@@ -104,6 +104,8 @@ class ExecEnv:
     justification: str | None
     arg0: str | None
     tty: bool
+    proxied: bool = False
+    """Whether its only way to the network is a proxy."""
 
 
 def confined(
@@ -114,6 +116,7 @@ def confined(
     workspace_roots: tuple[str, ...],
     platform: str = "linux",
     network_marker: str = NETWORK_MARKER,
+    proxied: bool = False,
 ) -> ExecEnv:
     """A command with the sandbox of a policy.
 
@@ -124,9 +127,13 @@ def confined(
         workspace_roots: the folders of the workspace.
         platform: the executor's platform, as `sys.platform` names it.
         network_marker: the variable for a missing network.
+        proxied: whether a sandbox has a network proxy. Without a sandbox there is none.
     """
     sandbox = platform_sandbox(platform) if policy.confines else "none"
-    markers = sandbox_markers(sandbox, network_allowed=policy.network_allowed, network_marker=network_marker)
+    proxied = proxied and policy.confines
+    markers = sandbox_markers(
+        sandbox, network_allowed=proxied or policy.network_allowed, network_marker=network_marker
+    )
     return ExecEnv(
         command=params.command,
         cwd=params.cwd,
@@ -139,4 +146,5 @@ def confined(
         justification=params.justification,
         arg0=params.arg0,
         tty=params.tty,
+        proxied=proxied,
     )

@@ -81,6 +81,8 @@ PATCH_BY_SCRIPT = (
 )
 
 
+_SHOWN_HOSTS = 10
+
 _COUNTED = 100
 """The number of processes up to which a server counts."""
 
@@ -293,6 +295,16 @@ def ended_with_sandbox(count: int, names: Sequence[str], advice: str) -> str:
     return (
         f"Warning: {amount} left running by the command ({', '.join(names)}) ended with it, because its "
         f"sandbox ends with the command. {advice}"
+    )
+
+
+def denied_hosts(hosts: Sequence[str]) -> str:
+    """The warning about hosts that the network proxy denied, each with the reason."""
+    more = len(hosts) - _SHOWN_HOSTS
+    shown = "; ".join([*hosts[:_SHOWN_HOSTS], *([f"and {more} more"] if more > 0 else [])])
+    return (
+        f"Warning: the command was not allowed to reach {shown}. If this is needed, tell the user which host "
+        "has to be allowed."
     )
 
 

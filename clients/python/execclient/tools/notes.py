@@ -49,6 +49,7 @@ def notes(
     if context.services.policy.parity:
         return []
     found: list[str] = []
+    found += network_notes(context, call)
     if denied:
         found += _denial(context, call, session.process.denial or {})
     ended = session.process.ended_with_sandbox
@@ -57,6 +58,14 @@ def notes(
     if _NO_PATCH_PROGRAM.search(output) and _calls_patch(call.params.command):
         found.append(_no_patch_program(context, call))
     return found
+
+
+def network_notes(context: CallContext, call: CommandCall) -> list[str]:
+    """The note on hosts that were denied since the last answer about the command, which may still run."""
+    if call.network is None or context.services.policy.parity:
+        return []
+    hosts = call.network.take_denied()
+    return [exec_text.denied_hosts(hosts)] if hosts else []
 
 
 def start_note(context: CallContext, call: CommandCall, error: CallFailed) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Self
 
 from execclient.connection.connection import Json
@@ -70,8 +70,10 @@ async def resume_session(context: CallContext, saved: SavedSession) -> None:
     number = sessions.reserve(saved.number)
     try:
         # All retained output: only the daemon knows where its chunks begin.
-        process = await context.executor.attach(saved.process_id, buffer_bytes=None)
-        call = context.command_call("", TOOL, params)
+        call = replace(context, sandbox=policy).command_call("", TOOL, params)
+        process = await context.executor.attach(saved.process_id, network=call.network, buffer_bytes=None)
+        if call.network is not None:
+            call.network.started(process)
         clean = saved.tty and context.services.config.clean_terminal
         session = ToolSession(
             ExecSession(process, begin=saved.position), call, policy, TerminalText() if clean else None

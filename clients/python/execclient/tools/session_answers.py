@@ -11,7 +11,7 @@ from dataclasses import replace
 from execclient.tools import exec_text
 from execclient.tools.command_record import ended_record, new_chunk_id
 from execclient.tools.context import CallContext, ToolSession
-from execclient.tools.notes import notes
+from execclient.tools.notes import network_notes, notes
 from execclient.tools.result import CallRecord
 from execclient.tools.session_table import Commit
 from execclient.tools.terminal_text import TerminalText
@@ -83,6 +83,7 @@ async def _answer(
         context.warnings.extend(notes(context, session.call, process, output.text(), denied=denied))
     else:
         record = replace(record, process_id=process.process.id, session=str(number))
+        context.warnings.extend(network_notes(context, session.call))
     text, aggregated = exec_text.show(output, budget), output.text()
     if session.terminal is not None:
         marker = f"\n{exec_text.omission_marker(output.omitted_bytes)}\n"

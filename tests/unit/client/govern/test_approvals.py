@@ -22,6 +22,8 @@ from execclient.govern.approvals import (
     Approvals,
     Review,
 )
+from execclient.govern.network import NetworkTarget
+from execclient.govern.policy.rules import NetworkRule
 
 REQUEST = ApprovalRequest(
     call_id="c1",
@@ -35,6 +37,9 @@ REQUEST = ApprovalRequest(
     retry=False,
     tool="exec_command",
 )
+HOST = NetworkTarget("pypi.org", 443, "https")
+RULE = NetworkRule("pypi.org", "https", "allow", port=443)
+NETWORK = dataclasses.replace(REQUEST, kind="network", amendment=None, network=HOST, rule=RULE)
 KEYS = (ApprovalCache.key_of(REQUEST.argv, "/w", False, False),)
 
 
@@ -441,3 +446,54 @@ def test_only_three_answers_let_a_call_go_on() -> None:
     ]
 
     assert [review.approves for review in reviews] == [True, True, True, False, False]
+
+
+async def test_a_rule_on_another_host_than_the_proposed_one_is_a_refusal() -> None:
+    other = dataclasses.replace(RULE, host="evil.example")
+    for offered, approved in ((RULE, other), (None, RULE)):
+        user = Scripted(Review("approved_with_amendment", rule=approved))
+        request = dataclasses.replace(NETWORK, rule=offered)
+
+        reviewed = await Approvals(user=user, policy=ON_REQUEST).ask(request, ())
+
+        assert reviewed.review.answer == "denied"
+        assert reviewed.review.reason == "Scripted approved with a rule on a host that was not proposed"
+
+
+async def test_an_approval_of_a_host_for_the_session_covers_its_port_and_protocol_only() -> None:
+    approvals = Approvals(user=Scripted(ACCEPT_FOR_SESSION, DECLINE), policy=ON_REQUEST)
+    others = [
+        dataclasses.replace(HOST, port=80),
+        dataclasses.replace(HOST, protocol="http"),
+        dataclasses.replace(HOST, host="evil.example"),
+    ]
+
+    await approvals.ask(NETWORK, [ApprovalCache.key_of_host(HOST, scope={"sandbox": 1})])
+
+    again = await approvals.ask(NETWORK, [ApprovalCache.key_of_host(HOST, scope={"sandbox": 1})])
+    assert again.decided_by == "cache"
+    for keys in ({"sandbox": 2}, {"sandbox": 1}):
+        for target in [HOST, *others] if keys == {"sandbox": 2} else others:
+            asked = await approvals.ask(NETWORK, [ApprovalCache.key_of_host(target, scope=keys)])
+            assert (asked.decided_by, asked.review) == ("user", DECLINE)
+
+
+def test_a_question_about_a_host_has_the_references_form_and_so_has_its_answer() -> None:
+    shown = NETWORK.to_json()
+    accept = {
+        "applyNetworkPolicyAmendment": {"network_policy_amendment": {"host": "pypi.org", "action": "allow"}}
+    }
+
+    assert shown["networkApprovalContext"] == {"host": "pypi.org", "protocol": "https", "port": 443}
+    assert shown["availableDecisions"] == ["accept", accept, "cancel"]
+    assert Review.parse(accept, RULE) == Review("approved_with_amendment", rule=RULE)
+    deny = {
+        "applyNetworkPolicyAmendment": {"network_policy_amendment": {"host": "pypi.org", "action": "deny"}}
+    }
+    for value, rule in (
+        (accept, None),
+        (deny, RULE),
+        (accept, dataclasses.replace(RULE, host="evil.example")),
+    ):
+        with pytest.raises(ValueError, match="the proposed applyNetworkPolicyAmendment"):
+            Review.parse(value, rule)

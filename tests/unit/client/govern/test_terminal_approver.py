@@ -22,6 +22,8 @@ from execclient.govern.approvals import (
     Approvals,
     Review,
 )
+from execclient.govern.network import NetworkTarget
+from execclient.govern.policy.rules import NetworkRule
 from execclient.govern.terminal_approver import TerminalApprover, visible
 
 REQUEST = ApprovalRequest(
@@ -46,6 +48,16 @@ PATCH = dataclasses.replace(
     paths=("/srv/work/a.txt", "/etc/x\u202e"),
     diff="--- a.txt\n+++ a.txt\n-old\x1b[2K\n+new\n",
     prompt="",
+)
+NETWORK = dataclasses.replace(
+    REQUEST,
+    kind="network",
+    command="pip install x\x1b]0;y\x07",
+    amendment=None,
+    permits=("connect to pypi.org:443 (https)",),
+    prompt="",
+    network=NetworkTarget("pypi.org", 443, "https"),
+    rule=NetworkRule("pypi.org", "https", "allow", port=443),
 )
 
 
@@ -333,3 +345,39 @@ async def test_a_closed_terminal_ends_the_turn() -> None:
         reviewed = await asyncio.wait_for(asking, 5)
 
     assert not reviewed.review.approves
+
+
+async def test_a_question_about_a_host_shows_the_host_and_the_command_that_asks() -> None:
+    answer, shown = await review("y\n", NETWORK)
+
+    assert answer == ACCEPT
+    assert shown == (
+        "\nA running command asks for a host on the network.\n"
+        "  host:     pypi.org\n"
+        "  port:     443\n"
+        "  protocol: https\n"
+        "  | $ pip install x\\x1b]0;y\\x07\n"
+        "  folder:  /srv/work\n"
+        "  reason:  the branch was rebased\n"
+        "  permits: connect to pypi.org:443 (https)\n"
+        "y: yes, for this command; n [WHY]: no; a: yes, for the whole session; "
+        "p: yes, and always https to pypi.org:443; q: end the turn\n> "
+    )
+
+
+async def test_a_rule_on_a_host_is_approved_where_it_is_proposed_and_nowhere_else() -> None:
+    answer, _ = await review("p\n", NETWORK)
+    assert answer == Review("approved_with_amendment", rule=NETWORK.rule)
+
+    answer, shown = await review("p\nn\n", dataclasses.replace(NETWORK, rule=None))
+    assert answer == DECLINE
+    assert "p: yes, and always" not in shown
+
+
+async def test_a_host_cannot_draw_on_the_terminal() -> None:
+    hostile = NetworkTarget("a\x1b[2K\u202e.example\r  host:     pypi.org", 443, "https")
+
+    _, shown = await review("n\n", dataclasses.replace(NETWORK, network=hostile, rule=None))
+
+    assert "  host:     a\\x1b[2K\\u202e.example\\r  host:     pypi.org\n" in shown
+    assert not {"\x1b", "\u202e", "\r"} & set(shown)

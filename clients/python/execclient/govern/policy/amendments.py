@@ -20,7 +20,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from execclient.govern.network import host_and_port
 from execclient.govern.policy.rule_files import MAX_FILE_BYTES
+from execclient.govern.policy.rules import NetworkRule
 
 NEW_FILE_MODE = 0o600
 """A user who may write this file decides what runs without an approval. An existing file keeps its mode."""
@@ -28,23 +30,21 @@ NEW_FILE_MODE = 0o600
 NEW_FOLDER_MODE = 0o700
 
 
-def append_allow_rule(file: Path, prefix: Sequence[str]) -> bool:
-    """Add a rule that allows all commands with a prefix, and sync it to the disk.
+def append_rule(file: Path, line: str) -> bool:
+    """Add the line of a rule, and sync it to the disk.
 
     Waits for other writers of the file, each of which takes milliseconds.
 
     Args:
         file: a rule file; created with its folder if it is missing.
-        prefix: at least one argument.
+        line: from `allow_rule` or `network_rule`.
 
     Returns:
         False if the file had the same line before.
 
     Raises:
-        ValueError: the prefix is empty, or not text that a rule file can hold.
         OSError: the file cannot be written, or would be larger than a rule file may be; it is unchanged.
     """
-    line = allow_rule(prefix)
     target = Path(os.path.realpath(file))
     target.parent.mkdir(mode=NEW_FOLDER_MODE, parents=True, exist_ok=True)
     with _locked(target) as (content, state):
@@ -69,9 +69,19 @@ def allow_rule(prefix: Sequence[str]) -> str:
     return f'prefix_rule(pattern=[{", ".join(_quoted(each) for each in prefix)}], decision="allow")'
 
 
-def _quoted(argument: str) -> str:
+def network_rule(rule: NetworkRule) -> str:
+    """The line of a rule file with a decision on a host; without a justification.
+
+    Raises:
+        ValueError: the host is not text that a rule file can hold.
+    """
+    host = _quoted(host_and_port(rule.host, rule.port), "host")
+    return f'network_rule(host={host}, protocol="{rule.protocol}", decision="{rule.decision}")'
+
+
+def _quoted(argument: str, name: str = "prefix") -> str:
     if any(0xD800 <= ord(each) <= 0xDFFF for each in argument):
-        raise ValueError(f"prefix: {argument!r} is not text, and a rule file is")
+        raise ValueError(f"{name}: {argument!r} is not text, and a rule file is")
     quoted = json.dumps(argument, ensure_ascii=False)
     # Invisible characters could hide in the line, or break it for other readers.
     return "".join(each if each.isprintable() else _escaped(each) for each in quoted)

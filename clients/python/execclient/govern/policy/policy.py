@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from execclient.govern.policy.amendments import allow_rule, append_allow_rule
+from execclient.govern.policy.amendments import allow_rule, append_rule, network_rule
 from execclient.govern.policy.rule_files import FOLDER, find_rule_files, load_rules
-from execclient.govern.policy.rules import NO_RULES, PrefixRule, RuleSet, RuleSource
+from execclient.govern.policy.rules import NO_RULES, NetworkRule, PrefixRule, RuleSet, RuleSource
 
 AMENDMENTS = "default.rules"
 """The file in the folder of rules to which programs add rules at run time."""
@@ -85,11 +85,25 @@ class Policy:
             ValueError: the prefix is empty, or not text that a rule file can hold.
             OSError: the rule could not be saved, and is not in force.
         """
-        allow_rule(prefix)  # a prefix that cannot be saved is not allowed in this process, either
-        source = None
-        if self.amendments is not None:
-            append_allow_rule(self.amendments, prefix)
-            source = RuleSource(str(self.amendments))
+        source = self._save(allow_rule(prefix))
         pattern = tuple((each,) for each in prefix)
         if not any(rule.pattern == pattern and rule.decision == "allow" for rule in self.rules.prefix_rules):
             self.rules = self.rules.with_rule(PrefixRule(pattern, source=source))
+
+    def amend_network(self, rule: NetworkRule) -> None:
+        """Add a rule on a host, as `amend` adds one on commands. Waits for the disk.
+
+        Raises:
+            ValueError: the host is not text that a rule file can hold.
+            OSError: the rule could not be saved, and is not in force.
+        """
+        rule = replace(rule, source=self._save(network_rule(rule)))
+        if rule not in self.rules.network_rules:
+            self.rules = self.rules.with_rule(rule)
+
+    def _save(self, line: str) -> RuleSource | None:
+        """Save a rule with `amendments`; its source. A rule that cannot be saved is not in force, either."""
+        if self.amendments is None:
+            return None
+        append_rule(self.amendments, line)
+        return RuleSource(str(self.amendments))

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
+from execclient.govern.network import NetworkProtocol, canonical_host
 from execclient.govern.policy.rules import (
     Argv,
     Decision,
-    NetworkProtocol,
     NetworkRule,
     PrefixRule,
     RuleMatch,
@@ -282,7 +282,7 @@ class NetworkHost(NamedTuple):
     """The host of a network rule."""
 
     name: str
-    """In lower case, without the dot of the root and without brackets."""
+    """As the proxy names it (`canonical_host`)."""
     port: int | None
     """As written; not checked for its range."""
 
@@ -302,14 +302,18 @@ def parse_host(text: str) -> NetworkHost:
     if any(mark in given for mark in ("/", "?", "#")):
         raise ValueError("network_rule host must be a hostname or IP literal (without scheme or path)")
     name, port = _bracketed(given, text) if given.startswith("[") else _split(given)
-    name = name.rstrip(".").strip().lower()
+    name = name.rstrip(".").strip()
     if not name:
         raise ValueError("network_rule host cannot be empty")
     if "*" in name:
         raise ValueError("network_rule host must be a specific host; wildcards are not allowed")
     if any(character.isspace() for character in name):
         raise ValueError("network_rule host cannot contain whitespace")
-    return NetworkHost(name, port)
+    try:
+        return NetworkHost(canonical_host(name), port)
+    except ValueError as error:
+        # A rule that no host can match would let a forbidden one pass.
+        raise ValueError(f"network_rule host {name!r}: {error}") from None
 
 
 def _bracketed(given: str, text: str) -> tuple[str, int | None]:

@@ -25,13 +25,12 @@ from functools import cached_property
 from typing import Literal
 
 from execclient.connection.connection import Json
+from execclient.govern.network import NetworkProtocol, NetworkTarget
 
 Decision = Literal["allow", "prompt", "forbidden"]
 
 STRICTNESS: Mapping[Decision, int] = {"allow": 0, "prompt": 1, "forbidden": 2}
 """The decision with the higher number wins."""
-
-NetworkProtocol = Literal["http", "https", "socks5_tcp", "socks5_udp"]
 
 Argv = tuple[str, ...]
 """A program and its arguments."""
@@ -95,16 +94,20 @@ class PrefixRule:
 
 @dataclass(frozen=True, slots=True)
 class NetworkRule:
-    """A decision on a host, for a network proxy. Nothing here enforces it."""
+    """A decision on a host, for the network proxy of a command."""
 
     host: str
-    """A name in lower case, or an address, without port."""
+    """As the proxy names it: a name in lower case, or an address, without port."""
     protocol: NetworkProtocol
     decision: Decision
     justification: str | None = None
     source: RuleSource | None = None
     port: int | None = None
     """None for all ports."""
+
+    def is_about(self, target: NetworkTarget) -> bool:
+        """Whether the rule is about the host and the port of a target."""
+        return self.host == target.host and self.port in (None, target.port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +218,21 @@ class RuleSet:
                 return True
         return False
 
-    def with_rule(self, rule: PrefixRule) -> RuleSet:
+    def network_match(self, target: NetworkTarget) -> NetworkRule | None:
+        """The rule that decides on a host: the strictest of those about it; None if there is none.
+
+        Rules of the same protocol count before others. Of other protocols only those count that ask or
+        forbid: a tunnel carries any protocol.
+        """
+        about = [rule for rule in self.network_rules if rule.is_about(target)]
+        matching = [rule for rule in about if rule.protocol == target.protocol]
+        matching = matching or [rule for rule in about if rule.decision != "allow"]
+        return max(matching, key=lambda rule: STRICTNESS[rule.decision], default=None)
+
+    def with_rule(self, rule: PrefixRule | NetworkRule) -> RuleSet:
         """A rule set with one more rule at the end."""
+        if isinstance(rule, NetworkRule):
+            return RuleSet(self.prefix_rules, self.host_executables, (*self.network_rules, rule))
         return RuleSet((*self.prefix_rules, rule), self.host_executables, self.network_rules)
 
     def plus(self, other: RuleSet) -> RuleSet:

@@ -24,7 +24,7 @@ from execclient.govern.approvals import (
     ApprovalRequest,
     Review,
 )
-from execclient.govern.terminal_approver import length_note, quoted, visible
+from execclient.govern.terminal_approver import HEADLINES, length_note, network_lines, quoted, visible
 
 ANSWER_SECONDS = 600.0
 """How long a question waits for its answer. The call is then refused."""
@@ -37,6 +37,14 @@ NO_ELICITATION = (
 ASK_AGAIN = (
     "this host can be asked only before a command runs: to run it without the sandbox, call again with "
     'sandbox_permissions "require_escalated"'
+)
+NOT_WHILE_RUNNING = (
+    "this host can be asked only before a command runs: the user can allow the host by a rule, or by "
+    "--network-allow of `execserver mcp`"
+)
+NO_CALL = (
+    "the call that started the command has ended, and the user can be asked during a call only: the user can "
+    "allow the host by a rule, or by --network-allow of `execserver mcp`"
 )
 UNANSWERED = Review("denied", f"the user did not answer within {ANSWER_SECONDS:g} s")
 DISMISSED = Review("denied", "the user dismissed the question")
@@ -75,6 +83,8 @@ class Questions:
             except TimeoutError:
                 return UNANSWERED
             return review_of(result)
+        if request.kind == "network":
+            return Review("denied", NOT_WHILE_RUNNING)
         if request.retry:
             return Review("denied", ASK_AGAIN)
         # An answer holds for its question only.
@@ -99,7 +109,9 @@ def question(request: ApprovalRequest) -> ElicitRequestFormParams:
 
     No text of the model looks like a line of the form, and its invisible characters are escaped.
     """
-    lines = [visible(request.prompt or "The model asks to change files."), "", *quoted("", request.command)]
+    lines = [visible(request.prompt or HEADLINES[request.kind]), "", *quoted("", request.command)]
+    if request.network is not None:
+        lines = [lines[0], "", *network_lines(request.network), *lines[1:]]
     if length := length_note(request.command):
         lines.append(f"Length: {length}")
     lines += [f"File: {visible(path)}" for path in request.paths]

@@ -27,7 +27,7 @@ from mcp.shared.exceptions import MCPError
 from execclient.arguments import new_id
 from execclient.errors import ExecServerError
 from execclient.govern.approvals import ApprovalRequest, Review
-from execclient.integrations.mcp.questions import Questions
+from execclient.integrations.mcp.questions import NO_CALL, Questions
 from execclient.integrations.mcp.tools import SPECS
 from execclient.integrations.mcp.workspace import CannotServe, Options, Workspace
 from execclient.tools.errors import TurnAborted
@@ -74,7 +74,10 @@ class McpServer:
 
     async def review(self, request: ApprovalRequest) -> Review | None:
         """See `Reviewer`."""
-        return await self._questions[request.call_id].review(request)
+        questions = self._questions.get(request.call_id)
+        if questions is None:  # of a command that runs on after its call
+            return Review("denied", NO_CALL)
+        return await questions.review(request)
 
     async def close(self) -> None:
         """End calls, commands and the session."""

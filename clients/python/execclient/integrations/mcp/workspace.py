@@ -21,6 +21,7 @@ from execclient.errors import (
 )
 from execclient.govern.approval_policy import ON_REQUEST, ApprovalPolicy
 from execclient.govern.approvals import Approvals, Reviewer
+from execclient.govern.network import NetworkAccess
 from execclient.govern.policy.policy import Policy
 from execclient.govern.sandbox import DangerFullAccess, SandboxPolicy, WorkspaceWrite
 from execclient.integrations.mcp.state import Saved, StateFile, StateUnusable
@@ -57,6 +58,8 @@ class Options:
     """The workspace. It is relative to the current directory, which is the default; at a daemon on another
     machine to that of the daemon."""
     sandbox: SandboxPolicy = WorkspaceWrite()  # noqa: RUF009 - immutable
+    network: NetworkAccess | None = None
+    """The hosts that commands may reach; None leaves the network to the sandbox and to rules about hosts."""
     approval: ApprovalPolicy = ON_REQUEST
     policy: Policy | None = None
     rules: str = "the rule files"
@@ -170,7 +173,9 @@ class Workspace:
                 approvals=Approvals(user=self._reviewer, policy=self._options.approval),
                 sandbox=self._options.sandbox,
                 cwd=await self._folder(executor),
-                config=ToolsConfig(apply_patch=True, max_wait=self._options.max_wait),
+                config=ToolsConfig(
+                    apply_patch=True, max_wait=self._options.max_wait, network=self._options.network
+                ),
             )
             register(toolset)
             if saved is not None and saved.session_id == executor.session_id:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from execclient.govern.policy.amendments import append_allow_rule
+from execclient.govern.policy.amendments import allow_rule, append_rule
 from execclient.govern.policy.policy import Policy, default_home
 from execclient.govern.policy.rule_files import MAX_FILE_BYTES, load_rules
 from execclient.govern.policy.rules import PrefixRule, strictest
@@ -18,16 +18,16 @@ from execclient.govern.policy.rules import PrefixRule, strictest
 ADD_MANY = """
 import sys
 from pathlib import Path
-from execclient.govern.policy.amendments import append_allow_rule
+from execclient.govern.policy.amendments import allow_rule, append_rule
 file, writer, count = sys.argv[1:]
 for number in range(int(count)):
-    append_allow_rule(Path(file), ["run", writer, str(number), "x" * 300])
+    append_rule(Path(file), allow_rule(["run", writer, str(number), "x" * 300]))
 """
 
 DIE_IN_FSYNC = """
 import os, signal, sys
 from pathlib import Path
-from execclient.govern.policy.amendments import append_allow_rule
+from execclient.govern.policy.amendments import allow_rule, append_rule
 file, survived = sys.argv[1], int(sys.argv[2])
 sync = os.fsync
 def fsync(descriptor):
@@ -37,7 +37,7 @@ def fsync(descriptor):
     survived -= 1
     sync(descriptor)
 os.fsync = fsync
-append_allow_rule(Path(file), ["new"])
+append_rule(Path(file), allow_rule(["new"]))
 """
 
 
@@ -58,16 +58,16 @@ def prefixes(file: Path) -> list[tuple[str, ...]]:
 
 
 def test_the_line_is_the_one_that_the_reference_writes(file: Path) -> None:
-    assert append_allow_rule(file, ["wc", "-l", "a.txt"]) is True
+    assert append_rule(file, allow_rule(["wc", "-l", "a.txt"])) is True
 
     assert file.read_text() == 'prefix_rule(pattern=["wc", "-l", "a.txt"], decision="allow")\n'
 
 
 def test_the_same_rule_is_written_once(file: Path) -> None:
-    append_allow_rule(file, ["wc", "-l"])
+    append_rule(file, allow_rule(["wc", "-l"]))
 
-    assert append_allow_rule(file, ["wc", "-l"]) is False
-    assert append_allow_rule(file, ["wc"]) is True
+    assert append_rule(file, allow_rule(["wc", "-l"])) is False
+    assert append_rule(file, allow_rule(["wc"])) is True
 
     assert prefixes(file) == [("wc", "-l"), ("wc",)]
 
@@ -89,11 +89,11 @@ def test_the_same_rule_is_written_once(file: Path) -> None:
     ],
 )
 def test_every_text_comes_back_as_it_was(file: Path, argument: str) -> None:
-    append_allow_rule(file, ["run", argument])
+    append_rule(file, allow_rule(["run", argument]))
 
     assert prefixes(file) == [("run", argument)]
     assert len(file.read_text().splitlines()) == 1
-    assert append_allow_rule(file, ["run", argument]) is False
+    assert append_rule(file, allow_rule(["run", argument])) is False
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_no_rule_file_can_hold_is_refused_and_nothing_is_made(
     file: Path, prefix: list[str], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        append_allow_rule(file, prefix)
+        append_rule(file, allow_rule(prefix))
 
     assert not file.parent.exists()
 
@@ -113,29 +113,29 @@ def test_what_is_there_is_kept_also_without_a_line_break_at_its_end(file: Path) 
     file.parent.mkdir(parents=True)
     file.write_text('# mine\nprefix_rule(["ls"])')
 
-    append_allow_rule(file, ["wc"])
+    append_rule(file, allow_rule(["wc"]))
 
     assert file.read_text().startswith('# mine\nprefix_rule(["ls"])\n')
     assert prefixes(file) == [("ls",), ("wc",)]
 
 
 def test_only_we_may_write_a_new_file_and_the_mode_of_another_is_kept(file: Path) -> None:
-    append_allow_rule(file, ["a"])
+    append_rule(file, allow_rule(["a"]))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
     file.chmod(0o644)
-    append_allow_rule(file, ["b"])
+    append_rule(file, allow_rule(["b"]))
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
 
 
 def test_a_link_stays_one(tmp_path: Path, file: Path) -> None:
     target = tmp_path / "dotfiles" / "default.rules"
-    append_allow_rule(target, ["a"])
+    append_rule(target, allow_rule(["a"]))
     file.parent.mkdir(parents=True)
     file.symlink_to(target)
 
-    append_allow_rule(file, ["b"])
+    append_rule(file, allow_rule(["b"]))
 
     assert file.is_symlink()
     assert prefixes(target) == [("a",), ("b",)]
@@ -166,26 +166,26 @@ def test_many_writers_lose_nothing_and_a_reader_sees_only_whole_lines(file: Path
 def test_a_kill_leaves_a_file_that_loads_and_takes_more(
     file: Path, survived: int, expected: list[tuple[str, ...]]
 ) -> None:
-    append_allow_rule(file, ["old"])
+    append_rule(file, allow_rule(["old"]))
 
     assert program(DIE_IN_FSYNC, file, survived).wait(20) == -signal.SIGKILL
 
     assert prefixes(file) == expected
     assert len(Policy.load(file.parent.parent).rules.prefix_rules) == len(expected)
-    assert append_allow_rule(file, ["later"]) is True
+    assert append_rule(file, allow_rule(["later"])) is True
     assert prefixes(file) == [*expected, ("later",)]
     assert [each.name for each in file.parent.iterdir()] == [file.name]
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    append_allow_rule(file, ["old"])
+    append_rule(file, allow_rule(["old"]))
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        append_allow_rule(file, ["new"])
+        append_rule(file, allow_rule(["new"]))
 
     assert prefixes(file) == [("old",)]
     assert [each.name for each in file.parent.iterdir()] == [file.name]
