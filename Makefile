@@ -20,9 +20,10 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
 .PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
 	second-tests background-tests watch docs docs-check first-docs second-docs demo dist release release-tools \
-	release-tests release-check soak faults limits-vm limits-vm-setup fuzz bubblewrap terminal-tools ssh-server browser runtimes \
-	container-check integrations interop interop-setup probe relay-probe vectors stock-client stock-websocket stock-stdio \
-	relay-stock systemd-setup systemd-verify foreign-clients bench bench-gate bench-relay bench-commands clean
+	release-tests release-check soak faults limits-vm limits-vm-setup fuzz bubblewrap terminal-tools ssh-server \
+	browser runtimes shells container-check integrations interop interop-setup probe relay-probe sandbox-backend \
+	vectors stock-client stock-websocket stock-stdio relay-stock systemd-setup systemd-verify foreign-clients bench \
+	bench-gate bench-relay bench-commands clean
 
 # A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
 help:
@@ -89,7 +90,7 @@ PYTEST := $(BIN)/python -m pytest -q --durations=30 --durations-min=1 -m "not ma
 FIRST_TESTS := tests/faults tests/sandbox \
 	$(filter-out %/__pycache__ $(addprefix tests/integration/,commands patch relay tools),$(wildcard tests/integration/*))
 
-unit: setup bubblewrap terminal-tools runtimes
+unit: setup bubblewrap terminal-tools runtimes shells
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-tests second-tests background-tests
 
 first-tests: setup
@@ -123,6 +124,10 @@ bubblewrap:
 # `execserver attach` is tested in a real terminal, with a program that fills it.
 terminal-tools:
 	$(call install,command -v tmux >/dev/null && command -v vim >/dev/null,tmux vim,tmux or vim)
+
+# Shell snapshots are compared with its login shell.
+shells:
+	$(call install,command -v zsh >/dev/null,zsh,zsh)
 
 # The manual's page on ssh is followed with a real one.
 ssh-server:
@@ -186,13 +191,14 @@ $(RELEASE)/.ready: pyproject.toml constraints.txt
 release-tests: setup release-tools bubblewrap ## a release twice, the same bytes; pipx and uvx; types from the wheel
 	$(BIN)/python -m pytest -q --durations=10 --durations-min=1 tests/release
 
-release-check: ## test, docs-check, release-tests, integrations, interop and limits-vm, whatever changed
+release-check: ## test, docs-check, release-tests, integrations, interop, sandbox-backend, limits-vm, whatever changed
 	$(MAKE) test
 	$(MAKE) docs-check
 	$(MAKE) release-tests
 	$(MAKE) integrations
 	$(MAKE) interop
 	$(MAKE) limits-vm
+	$(MAKE) sandbox-backend
 
 ##@ Longer tests
 
@@ -314,6 +320,15 @@ probe: setup ## the conformance probe of the reference
 relay-probe: setup bubblewrap ## the same through a relay
 	test -d $(SHARED)/conformance || { echo "$(SHARED) is missing: set SHARED to the shared folder" >&2; exit 1; }
 	$(BIN)/python -m tests.interop.relay_probe $(SHARED) --areas $(PROBE_AREAS) --jobs 2
+
+# The example of a sandbox backend, held to what bubblewrap is held to. The recorded acts need $SHARED.
+SANDBOX_BACKEND_TESTS = $(addprefix tests/sandbox/test_,acts.py commands.py edits.py files.py take_over.py)
+
+sandbox-backend: setup bubblewrap ## the example of a sandbox backend, by crun, in the tests of sandboxes
+	$(call install,command -v crun >/dev/null && command -v dumb-init >/dev/null,crun dumb-init,crun or dumb-init)
+	EXECSERVER_TEST_BACKEND=example $(BIN)/python -m pytest -q $(SANDBOX_BACKEND_TESTS)
+	EXECSERVER_TEST_BACKEND=example EXECSERVER_VECTORS=$${EXECSERVER_VECTORS:-$(SHARED)/vectors} \
+		$(BIN)/python -m pytest -q tests/vectors/test_sandbox_battery.py
 
 # EXECSERVER_VECTORS names another folder; -k 'sandbox_battery and root' in VECTORS picks cases.
 vectors: setup bubblewrap ## recorded cases: sandboxes, rules, approvals, texts, patches

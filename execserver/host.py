@@ -31,7 +31,7 @@ CAPABILITIES: Capabilities = {
     "httpHeaderEnvVars": True,
     "sandboxedFileStreaming": True,
     "fileWriteStreaming": True,
-    "shellSnapshotV2": False,
+    "shellSnapshotV2": True,
     "linuxRootWritePreservesDevices": False,
     "linuxApprovedRootWritePreservesRestrictions": False,
     "windowsMxc": False,

@@ -36,6 +36,8 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     pipe_stdin: bool = False
     size: tuple[int, int] = (TTY_ROWS, TTY_COLUMNS)
     """Rows and columns of the terminal."""
+    shared: tuple[int, ...] = ()
+    """Descriptors that the child gets under the same numbers, and that stay open here."""
 
     read_only: tuple[str, ...] = ()
     """Folders that no sandbox makes writable, whatever its policy."""

@@ -31,6 +31,9 @@ DEVICES = ("full", "null", "random", "tty", "urandom", "zero")
 HYBRID = "/sys/fs/cgroup/unified"
 """Where cgroup v2 is mounted beside v1. crun refuses to start if controllers are on it."""
 
+WAIT = '[ "$(dd bs=1 count=1 2>/dev/null <"$0" | wc -c)" -eq 1 ] || exit 125; exec "$@"'
+"""Let nothing begin before a byte is in a pipe; at its end, nothing begins at all."""
+
 Json = dict[str, Any]
 
 
@@ -111,15 +114,19 @@ class Crun:
             os.path.basename(str(folder)),
         ]
         line = [*self._without_hybrid_cgroups(), *crun] if os.path.ismount(HYBRID) else crun
+        gate = os.pipe2(os.O_CLOEXEC) if sandbox.gated else None
+        if gate is not None:
+            line = ["/bin/sh", "-c", WAIT, f"/proc/self/fd/{gate[0]}", *line]
         devices = sandbox.sources.devices
         return replace(
             command,
             program=line[0],
             arguments=tuple(line),
-            environment={},
+            environment={"PATH": PATH},
             cwd="/",
-            passed=(status_inside,),
+            passed=(status_inside,) if gate is None else (status_inside, gate[0]),
             status=status,
+            gate=None if gate is None else gate[1],
             null=None if devices is None else f"{devices}/null",
             takes_terminal=command.tty,
         )

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     )
     from execprotocol.sandbox import SandboxContext
     from execserver.network.proxies import Proxies, Proxy
+    from execserver.processes.login_state.snapshots import Snapshot, Snapshots
     from execserver.sandbox.confinement import Confinement
     from execserver.sandbox.policy import Policy
     from execserver.sandbox.sandboxes import Sandboxes
@@ -107,6 +109,7 @@ class ProcessHandlers:
         self._host = host
         self._sandboxes = sandboxes
         self._proxies: Proxies | None = None
+        self._snapshots: Snapshots | None = None
 
     def table(self) -> Handlers:
         """Method name → handler."""
@@ -138,7 +141,7 @@ class ProcessHandlers:
             return self._start_with_proxy(caller, params, params.network_proxy, policy)
         if policy is not None:
             return self._start_confined(caller, params, policy)
-        if self._executor.can_spawn_now and not _needs_group(params):
+        if self._executor.can_spawn_now and params.shell_snapshot is None and not _needs_group(params):
             return self._start(caller, params, self._spec)
         return self._start_in_turn(caller, params)
 
@@ -235,14 +238,28 @@ class ProcessHandlers:
         make_spec: Callable[[StartParams], LaunchSpec],
         confinement: Confinement | None = None,
         proxy: Proxy | None = None,
+        snapshot: Snapshot | None = None,
     ) -> Encoded:
         options = _options(caller, params, confinement, proxy)
-        try:
-            process = caller.session.processes.start(params.process_id, lambda: make_spec(params), options)
-        except SpawnFailed as error:
-            self._explain(error, params)
-            raise
-        return _answer_start(caller, params, process)
+        with nullcontext(_unchanged) if snapshot is None else snapshot.opened() as restored:
+            try:
+                process = caller.session.processes.start(
+                    params.process_id, lambda: restored(make_spec(params)), options
+                )
+            except SpawnFailed as error:
+                self._explain(error, params)
+                raise
+        return _answer_start(caller, params, process, snapshot)
+
+    async def _snapshot(self, caller: Caller, params: StartParams, policy: Policy | None) -> Snapshot | None:
+        """The shell snapshot of a start that asks for one."""
+        if params.shell_snapshot is None:
+            return None
+        from execserver.processes.login_state.snapshots import Snapshots  # few daemons need it
+
+        if self._snapshots is None:
+            self._snapshots = Snapshots(self._executor, self._sandboxes)
+        return await self._snapshots.get(caller.session, params, partial(self._spec, params), policy)
 
     def _attach(self, caller: Caller, params: StartParams) -> Encoded | Awaitable[Encoded]:
         """Answer for the existing process, if it was started with the same parameters."""
@@ -269,14 +286,18 @@ class ProcessHandlers:
         self, caller: Caller, params: StartParams, proxy: Proxy | None = None
     ) -> Encoded:
         with caller.session.processes.reserve(params.process_id) as reservation:
+            snapshot = await self._snapshot(caller, params, None)
             variables = {} if proxy is None else await proxy.variables()
             if _needs_group(params):
                 spec = self._own_spec(params, variables)
-                return await self._start_in_leaf(caller, params, spec, reservation, None, proxy)
+                return await self._start_in_leaf(
+                    caller, params, spec, reservation, None, proxy, snapshot=snapshot
+                )
             await self._executor.wait_for_turn()
             if reservation.cancelled:
                 raise start_cancelled(params.process_id)
-        return self._start(caller, params, lambda _: self._spec(params, variables), proxy=proxy)
+        make_spec = partial(self._spec, variables=variables)
+        return self._start(caller, params, make_spec, proxy=proxy, snapshot=snapshot)
 
     async def _start_in_leaf(
         self,
@@ -287,10 +308,9 @@ class ProcessHandlers:
         confined: Confinement | None = None,
         proxy: Proxy | None = None,
         taken: Callable[[], None] = lambda: None,
+        snapshot: Snapshot | None = None,
     ) -> Encoded:
-        """Start a process with limits. When the request is cancelled, wait until the start is given up: its
-        control group and its sandbox are released in order.
-        """
+        """Start a process with limits, for which no snapshot is restored."""
         session = caller.session
 
         async def start() -> ManagedProcess:
@@ -301,19 +321,12 @@ class ProcessHandlers:
             taken()
             return process
 
-        begun = asyncio.ensure_future(start())
         try:
-            process = await asyncio.shield(begun)
-        except asyncio.CancelledError:
-            reservation.cancelled = True
-            await asyncio.wait([begun])
-            if not begun.cancelled():
-                begun.exception()  # a request that is gone has no use for it
-            raise
+            process = await _to_its_end(asyncio.ensure_future(start()), reservation)
         except SpawnFailed as error:
             self._explain(error, params)
             raise
-        return _answer_start(caller, params, process)
+        return _answer_start(caller, params, process, snapshot)
 
     async def _start_with_proxy(
         self, caller: Caller, params: StartParams, settings: NetworkProxy, policy: Policy | None
@@ -321,21 +334,23 @@ class ProcessHandlers:
         """Start a network proxy and the process that it is for."""
         if self._proxies is None:
             from execserver.network.proxies import Proxies  # few daemons need it
+            from execserver.network.rules import ProxyLimits
 
-            self._proxies = Proxies(self._host.environment, self._executor.tree_killer.tag(0))
+            given = self._executor.limits
+            limits = ProxyLimits(connections=given.proxy_connections, total_bytes=given.proxy_max_bytes)
+            self._proxies = Proxies(self._host.environment, self._executor.tree_killer.tag(0), limits)
         proxy = self._proxies.open(settings, inside=policy is not None and policy.managed_network)
         try:
             if policy is None:
-                result = await self._start_in_turn(caller, params, proxy)
+                return await self._start_in_turn(caller, params, proxy)
+            return await self._start_confined(caller, params, policy, proxy)
+        finally:
+            # A request can be cancelled when its process has begun.
+            process = caller.session.processes.find(params.process_id)
+            if process is not None and process.proxy is not None:
+                process.proxy.serve(caller.session.network)
             else:
-                result = await self._start_confined(caller, params, policy, proxy)
-        except BaseException:
-            proxy.close()
-            raise
-        process = caller.session.processes.get(params.process_id)
-        if process.proxy is not None:
-            process.proxy.serve(caller.session.network)
-        return result
+                proxy.close()
 
     async def _start_confined(
         self, caller: Caller, params: StartParams, policy: Policy, proxy: Proxy | None = None
@@ -345,6 +360,7 @@ class ProcessHandlers:
         preparation = confinement.Preparation(self._sandboxes, policy, lambda: self._spec(params, variables))
         try:
             with caller.session.processes.reserve(params.process_id) as reservation:
+                snapshot = await self._snapshot(caller, params, policy)
                 if proxy is not None:
                     variables.update(await proxy.variables())
                 calls = caller.own(BlockingCalls, BlockingCalls)
@@ -355,12 +371,12 @@ class ProcessHandlers:
                     raise
                 if _needs_group(params):
                     return await self._start_in_leaf(
-                        caller, params, spec, reservation, confined, proxy, preparation.taken
+                        caller, params, spec, reservation, confined, proxy, preparation.taken, snapshot
                     )
                 await self._executor.wait_for_turn()
                 if reservation.cancelled:
                     raise start_cancelled(params.process_id)
-            result = self._start(caller, params, lambda _: spec, confined, proxy)
+            result = self._start(caller, params, lambda _: spec, confined, proxy, snapshot)
             preparation.taken()
             return result
         finally:
@@ -415,7 +431,7 @@ class ProcessHandlers:
         return _signal_result(caller, "delivered" if delivered else "alreadyExited")
 
     async def _kill_tree(self, caller: Caller, process: ManagedProcess, running: bool) -> SignalResult:
-        found = running or await self._executor.tree_killer.has_descendants(process)
+        found = running or await self._executor.tree_killer.has_descendants(process.number)
         await self._executor.tree_killer.kill([process.number], [process.pid] if running else [])
         return _signal_result(caller, "delivered" if found else "alreadyExited")
 
@@ -435,6 +451,18 @@ def _signal_result(
     return {"status": status} if caller.extensions else {}
 
 
+async def _to_its_end(start: asyncio.Future[ManagedProcess], reservation: Reservation) -> ManagedProcess:
+    """The result of a start. If the request is cancelled, the start is given up in order first."""
+    try:
+        return await asyncio.shield(start)
+    except asyncio.CancelledError:
+        reservation.cancelled = True
+        await asyncio.wait([start])
+        if not start.cancelled():
+            start.exception()  # a request that is gone has no use for it
+        raise
+
+
 def _needs_group(params: StartParams) -> bool:
     return params.limits is not None and params.limits.need_group
 
@@ -448,8 +476,16 @@ def _options(
     )
 
 
-def _answer_start(caller: Caller, params: StartParams, process: ManagedProcess) -> Encoded:
+def _unchanged(spec: LaunchSpec) -> LaunchSpec:
+    return spec
+
+
+def _answer_start(
+    caller: Caller, params: StartParams, process: ManagedProcess, snapshot: Snapshot | None
+) -> Encoded:
     result = _start_result(caller, params, process)
+    if caller.extensions and snapshot is not None and snapshot.obstacle is not None:
+        result["snapshotObstacle"] = snapshot.obstacle
     # No event of a process may overtake the reply to its start.
     release = caller.attachment.follow(process)
     return Encoded(encode_json(result), after=release, begun=True)

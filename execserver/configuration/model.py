@@ -124,6 +124,26 @@ def _name(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
+_DEFAULT_LIMIT = _option(
+    "a limit of each command with its descendants, unless its start asks for another: memory=SIZE "
+    "(512M), pids=N, cpu=PERCENT (100 is one processor), io-weight=N, wall=SECONDS",
+    group=LIMITS,
+    metavar="NAME=VALUE",
+    check=_command_limits,
+    unset="none",
+)
+_MAX_LIMIT = _option(
+    "the greatest limit that a start may ask for, in the same form, and the limit of one that asks for none",
+    group=LIMITS,
+    metavar="NAME=VALUE",
+    check=_command_limits,
+    unset="none",
+)
+_DEFAULT_LIMIT_FOR = _option(
+    "the commands that default_limit is for: all, or those in a sandbox", group=LIMITS
+)
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one daemon. `effective.load` reads and checks them."""
 
@@ -325,6 +345,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             lt=_TEN_YEARS,
         ),
     ] = _LIMITS.process_ttl
+    proxy_connections: Annotated[
+        int,
+        _option(
+            "how many connections a command may have at once through its network proxy; further ones are "
+            "answered with status 503",
+            group=LIMITS,
+            metavar="N",
+            ge=1,
+            lt=1_000_000,
+        ),
+    ] = _LIMITS.proxy_connections
+    proxy_max_bytes: Annotated[
+        int | None,
+        _option(
+            "how much a command may send and receive through its network proxy; then each connection ends",
+            group=LIMITS,
+            metavar="N",
+            unit="bytes",
+            unset="no limit",
+            ge=1,
+        ),
+    ] = _LIMITS.proxy_max_bytes
     stdio_spin_us: Annotated[
         int,
         _option(
@@ -336,32 +378,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0
-    default_limit: Annotated[
-        tuple[str, ...],
-        _option(
-            "a limit of each command with its descendants, unless its start asks for another: memory=SIZE "
-            "(512M), pids=N, cpu=PERCENT (100 is one processor), io-weight=N, wall=SECONDS",
-            group=LIMITS,
-            metavar="NAME=VALUE",
-            check=_command_limits,
-            unset="none",
-        ),
-    ] = ()
-    max_limit: Annotated[
-        tuple[str, ...],
-        _option(
-            "the greatest limit that a start may ask for, in the same form, and the limit of one that asks "
-            "for none",
-            group=LIMITS,
-            metavar="NAME=VALUE",
-            check=_command_limits,
-            unset="none",
-        ),
-    ] = ()
-    default_limit_for: Annotated[
-        Literal["all", "sandboxed"],
-        _option("the commands that default_limit is for: all, or those in a sandbox", group=LIMITS),
-    ] = "all"
+    default_limit: Annotated[tuple[str, ...], _DEFAULT_LIMIT] = ()
+    max_limit: Annotated[tuple[str, ...], _MAX_LIMIT] = ()
+    default_limit_for: Annotated[Literal["all", "sandboxed"], _DEFAULT_LIMIT_FOR] = "all"
     spool_dir: Annotated[
         Path | None,
         _option(
@@ -458,6 +477,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             retained_output_bytes=self.retained_output_bytes,
             spool_max_bytes=self.spool_max_bytes,
             process_ttl=self.process_ttl,
+            proxy_connections=self.proxy_connections,
+            proxy_max_bytes=self.proxy_max_bytes,
         )
 
     @property

@@ -30,6 +30,8 @@ _MESSAGES = {
 }
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _MAX_REASON_BYTES = 1024
+_GRACE_S = 1.0
+"""How much longer than the server a proxy waits, so that it takes every answer that the server takes."""
 _MAX_KEPT = 4096
 
 
@@ -187,7 +189,7 @@ class Judge:
     async def _question(self, request: NetworkRequest) -> Decision:
         assert self._asks is not None
         try:
-            async with asyncio.timeout(self._policy.decision_timeout_s):
+            async with asyncio.timeout((self._policy.decision_timeout_s or 0) + _GRACE_S):
                 decision = await self._asks(request)
         except Exception:
             return Decision(type="deny")

@@ -85,7 +85,8 @@ def listen_inside(control: socket.socket, result: socket.socket, ports: Sequence
     except EOFError:
         return  # the process has ended meanwhile
     except (OSError, NamespaceError) as error:
-        result.send(str(error).encode())
+        text = error.strerror if isinstance(error, OSError) else None
+        result.send((text or str(error)).encode())
 
 
 def open_gate(gate: int) -> None:

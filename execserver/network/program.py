@@ -111,7 +111,8 @@ def run(control: socket.socket, start: int) -> NoReturn:
     except EOFError:
         os._exit(0)
     except BaseException as error:
-        text = f"{type(error).__name__}: {error}"[:_MOST_REASON_BYTES]
+        expected = isinstance(error, namespace.NamespaceError)
+        text = (str(error) if expected else f"{type(error).__name__}: {error}")[:_MOST_REASON_BYTES]
         try:
             control.setblocking(True)
             send(control, Failed(text))
@@ -149,7 +150,8 @@ class Proxy:
 
         Raises:
             EOFError: the server needs no proxy any more.
-            OSError, RuntimeError: there are none.
+            OSError: no descriptor or no port is left.
+            NamespaceError: the sandbox cannot be entered.
         """
         inside = self._start.inside
         if inside is not None:
@@ -177,7 +179,7 @@ class Proxy:
         if not data:
             raise EOFError
         if len(descriptors) != len(ports):
-            raise RuntimeError(data.decode("utf-8", "replace"))
+            raise namespace.NamespaceError(data.decode("utf-8", "replace"))
         return [socket.socket(fileno=each) for each in descriptors]
 
     async def serve(self) -> None:
@@ -207,10 +209,7 @@ class Proxy:
         self._questions[number] = (request, loop.time() + timeout, answer)
         try:
             self._send(Ask(number, request, timeout))
-            async with asyncio.timeout(timeout):
-                return await answer
-        except TimeoutError:
-            return Decision("deny", "no answer in time", scope="once")
+            return await answer  # the judge does not wait for ever
         finally:
             del self._questions[number]
 
@@ -238,8 +237,8 @@ class Proxy:
                 answer = self._questions[number][2]
                 if not answer.done():
                     answer.set_result(decision)
-            case Enter():
-                # A new server, which does not know that it has happened.
+            case Enter() if len(descriptors) == 2:
+                # Of a sandbox that it need not enter, or of a new server, which does not know that it has.
                 namespace.open_gate(descriptors[1])
                 self._send(Entered())
             case Resume():

@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import Any, Protocol, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from execprotocol.errors import InternalError, InvalidParams, InvalidRequest
 from execprotocol.network import Decision, NetworkProxy, NetworkRequest, PolicyDecisionEvent
@@ -43,7 +44,7 @@ from execserver.network.messages import (
     receive,
     send,
 )
-from execserver.network.rules import DomainRules, ProxyPolicy, RuleError
+from execserver.network.rules import DomainRules, ProxyLimits, ProxyPolicy, RuleError
 from execserver.network.upstream import parse_upstream
 from execserver.network.variables import Ports, proxy_variables
 from execserver.telemetry.logs import Logger
@@ -82,11 +83,13 @@ class Proxies:
     Args:
         environment: the daemon's, which may name an upstream proxy.
         tag: the ownership tag of the service; None without tags.
+        limits: of each proxy.
     """
 
-    def __init__(self, environment: Mapping[str, str], tag: int | None) -> None:
+    def __init__(self, environment: Mapping[str, str], tag: int | None, limits: ProxyLimits) -> None:
         self._environment = environment
         self._tag = tag
+        self._limits = limits
         self._forker: socket.socket | None = None
 
     def open(self, settings: NetworkProxy, *, inside: bool) -> Proxy:
@@ -125,13 +128,11 @@ class Proxies:
 
     def _policy(self, settings: NetworkProxy) -> ProxyPolicy:
         timeout = settings.policy_decision_timeout_ms
-        upstream = None
-        if settings.proxy.allow_upstream_proxy:
-            upstream = self._upstream()
         return ProxyPolicy(
-            settings.proxy,
+            replace(settings.proxy, unix_sockets=None),
+            self._limits,
             decision_timeout_s=None if timeout is None else timeout / 1000,
-            upstream=upstream,
+            upstream=self._upstream() if settings.proxy.allow_upstream_proxy else None,
         )
 
     def _upstream(self) -> str | None:
@@ -231,11 +232,16 @@ class Proxy:
         Raises:
             InternalError: it could not be started.
         """
-        self._loop.add_reader(self._control.fileno(), self._readable)
+        if not self._ports.done():
+            self._loop.add_reader(self._control.fileno(), self._readable)
         try:
             ports = await asyncio.wait_for(asyncio.shield(self._ports), _READY_SECONDS)
         except TimeoutError:
             raise InternalError(f"the network proxy was not ready after {_READY_SECONDS:g} s") from None
+        finally:
+            if not self._closed:
+                # Until `serve`: nothing takes questions and failures before that.
+                self._loop.remove_reader(self._control.fileno())
         return proxy_variables(ports, allow_local_binding=self._allow_local_binding)
 
     def enter(self, report: int, gate: int, owner: int | None) -> None:
@@ -337,7 +343,7 @@ class Proxy:
             send(self._control, message, descriptors)
         except BlockingIOError:
             # It does not read, so nothing of it can be used any more.
-            self._ended("the network proxy does not read its messages")
+            self._loop.call_soon(self._ended, "the network proxy does not read its messages")
         except OSError:
             return  # it has ended, which is read, too
 
@@ -347,6 +353,7 @@ class Proxy:
         waits = self._gate is not None and not _is_open(self._gate)
         if not self._ports.done():
             self._ports.set_exception(InternalError(f"the network proxy cannot be started: {reason}"))
+            self._ports.exception()  # an adopted one has no start that waits for it
         self.close()
         self._failed(reason, waits)
 

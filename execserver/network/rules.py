@@ -48,7 +48,8 @@ class ProxyPolicy(Struct, frozen=True):
     """The limits."""
 
     decision_timeout_s: float | None = None
-    """Seconds to wait for an answer of the decider; null asks for nothing and denies."""
+    """Seconds in which the decider answers; null asks for nothing and denies. A decider that takes a second
+    more counts for a denial."""
 
     upstream: str | None = None
     """The URL of the HTTP proxy in the daemon's environment, used if the settings allow it and not for

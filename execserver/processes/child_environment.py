@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from execprotocol.errors import InvalidParams
 
 if TYPE_CHECKING:
@@ -60,6 +62,15 @@ _REMOVED_PREFIXES = ("LISTEN_", "WATCHDOG_", "EXECSERVER_")
 def is_always_removed(name: str) -> bool:
     """Whether this variable is kept from every child, whatever its source."""
     return name in _REMOVED_NAMES or name.startswith(_REMOVED_PREFIXES)
+
+
+def is_dropped(name: str, policy: EnvPolicy | None) -> bool:
+    """Whether a policy keeps an inherited variable of this name from the child.
+
+    Raises:
+        InvalidParams: the patterns of the policy are too many or too long.
+    """
+    return policy is not None and name not in _apply({name: ""}, replace(policy, inherit="all", set={}))
 
 
 def child_environment(

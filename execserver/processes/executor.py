@@ -70,6 +70,10 @@ class ExecutorLimits(msgspec.Struct, frozen=True):
     spool_max_bytes: int = 2 << 30
     process_ttl: float = 80.0
     """Seconds that a closed process stays readable. What the reference was measured to do."""
+    proxy_connections: int = 256
+    """Connections at once through the network proxy of a process."""
+    proxy_max_bytes: int | None = None
+    """Bytes that the network proxy of a process may move; null for no limit."""
 
 
 class Executor:
@@ -106,8 +110,8 @@ class Executor:
         """Whether the service ends and nothing may be started any more."""
         self.live = 0
         """Processes that are not closed."""
-        self._limits = limits
-        self._spawner = spawner
+        self.limits = limits
+        self.spawner = spawner
         self._sandboxes = sandboxes
         self._spool = spool
         self._loop = asyncio.get_running_loop()
@@ -165,8 +169,7 @@ class Executor:
         """Spawn.
 
         Raises:
-            OSError: the program or the directory is missing, or the system is out of a resource (EMFILE: of
-                descriptors for another process).
+            OSError: the program or the directory is missing, or a resource (EMFILE: descriptors).
             ValueError: a NUL byte, or an invalid variable name.
         """
         spawned = self.spawn(number := self.take_number(), spec, options)
@@ -174,8 +177,8 @@ class Executor:
 
     def take_number(self) -> int:
         """The number of the process that is started next."""
-        self.next_number += 1
-        return self.next_number - 1
+        self.next_number = (number := self.next_number) + 1
+        return number
 
     def spawn(self, number: int, spec: LaunchSpec, options: StartOptions) -> Spawned:
         """Spawn a process that is not recorded yet; raises as `start`."""
@@ -186,7 +189,7 @@ class Executor:
         if options.confinement is not None:
             spec = options.confinement.wrap(spec, gated=True)
         undo = partial(self.tree_killer.end_failed_start, number)
-        return self._spawner.spawn(spec, self.tree_killer.tag(number), undo)
+        return self.spawner.spawn(spec, self.tree_killer.tag(number), undo)
 
     def started(
         self,
@@ -264,7 +267,7 @@ class Executor:
             index,
             self._spool,
             self._budget,
-            self._limits.retained_output_bytes,
+            self.limits.retained_output_bytes,
             partial(self.recovery.keep_data, number),
         )
 

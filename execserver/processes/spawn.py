@@ -183,7 +183,7 @@ class Spawner:
         terminal: str | None = None,
     ) -> int:
         # A dup2 onto itself passes a descriptor under its own number.
-        passed = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in spec.passed]
+        passed = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in (*spec.passed, *spec.shared)]
 
         actions = [*file_actions, *passed]
 

@@ -155,9 +155,9 @@ class TreeKiller:
         )
         return bool(await self._persist(send))
 
-    async def has_descendants(self, process: ManagedProcess) -> bool:
-        """Whether a descendant of a process lives whose leader has ended."""
-        find = partial(descendants.find_descendants, self._instance, process.number, exclude=self._protected)
+    async def has_descendants(self, number: int) -> bool:
+        """Whether a descendant of the process with this number lives, whose leader has ended."""
+        find = partial(descendants.find_descendants, self._instance, number, exclude=self._protected)
         try:
             return self.tagged and bool(await self._reserved.run(find))
         except OSError:

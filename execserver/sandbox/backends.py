@@ -109,12 +109,17 @@ class PreparedConfinement(BackendConfinement):
         """See `Confinement`. Only once, for the command that it was prepared for.
 
         Raises:
-            ValueError: it has been wrapped before.
+            ValueError: it has been wrapped before, or limits need a folder that it makes writable.
         """
+        if bubblewrap.read_only(self._sandbox.view, command.read_only):
+            raise ValueError(
+                f"a sandbox of the backend {self.backend} that can write to the control groups in "
+                f"{', '.join(command.read_only)} cannot have limits: grant less writing"
+            )
         launch, self._launch = self._launch, None
         if launch is None:
             raise ValueError("this sandbox has been used")
-        return replace(launch, passed=(*launch.passed, *self._folder.take_lock()))
+        return replace(launch, spawn=command.spawn, passed=(*launch.passed, *self._folder.take_lock()))
 
     @property
     def releases_at_once(self) -> bool:

@@ -55,7 +55,7 @@ class Confinement(ABC):
     @property
     def own_processes(self) -> int:
         """The processes of the backend itself, beside those of the command."""
-        return 1 + self.namespaces if self.backend == "bubblewrap" else 0
+        return 1 + self.namespaces if self.backend == "bubblewrap" or self.namespaces else 0
 
     @property
     def releases_at_once(self) -> bool:

@@ -296,7 +296,7 @@ class Sandboxes:
                     policy, command.cwd, made_by, backend, sandbox, lease, watched
                 )
             folder = entry_points.SandboxFolder(self._state)
-            sandbox = replace(sandbox, folder=folder.path, dies_with_parent=worker)
+            sandbox = replace(sandbox, folder=folder.path, dies_with_parent=worker, gated=not worker)
             launch = backend.wrap(command, sandbox)
             return backends.PreparedConfinement(
                 policy, command.cwd, made_by, backend, sandbox, lease, watched, launch=launch, folder=folder

@@ -71,6 +71,11 @@ class _Attempt(Generic[T]):
         return self._results[0]
 
 
+TAGGED_SPAWN = threading.Lock()
+"""Held while the server has another ownership tag than usual for a spawn, or starts a program of its own in a
+thread, which would inherit that tag."""
+
+
 def spawn_limited(limit: Callable[[], None], spawn: Callable[[], T]) -> T:
     """Run `limit` and then `spawn` in a new thread, and wait for it.
 

@@ -20,6 +20,7 @@ Rules kept in this file:
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
@@ -140,7 +141,7 @@ class NetworkDecisions:
                 question = _Question(process_id, self._ask(process_id, target, request))
                 self._questions[key] = question
             decision = await self._wait(key, question)
-            if question.process_id == process_id or target in self._kept:
+            if question.process_id == process_id or decision.scope == "session":
                 return decision
             # The answer was for another process alone.
 
@@ -158,19 +159,22 @@ class NetworkDecisions:
 
     async def _ask(self, process_id: str, target: NetworkTarget, request: NetworkRequest) -> Decision:
         params = {"processId": process_id, "request": msgspec.to_builtins(request)}
+        extended = {**params, "questionId": str(uuid.uuid4())}
         while True:
             await self._connected.wait()
             client = self._client
             if client is None:
                 continue
             try:
-                result = await client.request("network/policyRequest", params)
+                result = await client.request(
+                    "network/policyRequest", extended if client.extensions else params
+                )
             except ConnectionError:
                 if self._client is client:
                     self.set_client(None)
                 continue
             except RpcError as error:
-                return _deny(f"the client answered with an error: {error.message}")
+                return _deny(f"the client answered with an error: {error.message[:200]}")
             decision = _read_answer(result)
             for_session = decision.scope == "session" or (decision.scope is None and client.extensions)
             kept = for_session and self._keep(target, decision)

@@ -169,6 +169,7 @@ def test_environment_info(client: Client, endpoint: Endpoint, environment: dict[
         "httpHeaderEnvVars",
         "sandboxedFileStreaming",
         "fileWriteStreaming",
+        "shellSnapshotV2",
     }
     assert all(isinstance(there, bool) for there in capabilities.values())
 

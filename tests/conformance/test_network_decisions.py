@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conformance.endpoint import Endpoint
+from tests.conformance.endpoint import OWN_SERVER, Endpoint
 from tests.conformance.test_sessions import resume
 from tests.conformance.test_survive import kill_server, without_server
 from tests.integration.http.origin import Serve, response
 from tests.support.schemas import check
-from tests.support.wire import Client, Json, Process
+from tests.support.wire import PATIENCE, Client, Json, Process, Server, connect_unix
 
 EVERY_FRAMING = pytest.mark.transports(
     "stdio", "stdio/sized", "unix", "unix/standard", "unix-ws", "ws", "ws/standard", "relay"
@@ -282,6 +284,23 @@ def test_a_question_whose_connection_is_cut_is_asked_again(endpoint: Endpoint, t
     assert len(again.questions) == 1
 
 
+@pytest.mark.transports("unix")
+@pytest.mark.statement("Q31")
+def test_a_question_keeps_its_name_on_the_next_connection(endpoint: Endpoint, target: str) -> None:
+    client = endpoint.connect(extensions=True)
+    fetcher = Fetcher(client)
+    fetcher.fetch(target)
+    fetcher.fetch(UNKNOWN)
+    names = [question(client, number)["params"].pop("questionId") for number in (1, 2)]
+    assert len(set(names)) == 2
+    for number in (1, 2):
+        check("server-requests/network.policyRequest.params.json", question(client, number)["params"])
+    client.close()
+
+    again = resume(endpoint, client.session_id, extensions=True)
+    assert {question(again, number)["params"]["questionId"] for number in (1, 2)} == set(names)
+
+
 @pytest.mark.transports("unix", "ws")
 @pytest.mark.statement("Q28")
 def test_nothing_is_asked_before_the_handshake_is_complete(endpoint: Endpoint, target: str) -> None:
@@ -373,7 +392,7 @@ def test_answers_survive_the_server_and_an_open_question_is_asked_by_the_next(
         threading.Event().wait(0.2)
 
     again = resume(private, client.session_id)
-    assert question(again)["params"] == asked["params"]
+    assert question(again)["params"]["request"] == asked["params"]["request"]
     again.respond(1, result=deny(scope="session"))
     assert fetcher.on(again).status(UNKNOWN) == 403
     fetcher.fetch(target)
@@ -409,3 +428,27 @@ def wait_for(done: Callable[[], Any]) -> None:
     while not done():
         assert time.monotonic() < deadline
         threading.Event().wait(0.02)
+
+
+@pytest.mark.skipif(not OWN_SERVER, reason="another executor has no such settings")
+@pytest.mark.statement("Q11")
+def test_the_daemon_limits_connections_and_bytes_of_a_proxy(
+    environment: dict[str, str], tmp_path: Path, target: str
+) -> None:
+    limits = ("--proxy-connections=1", "--proxy-max-bytes=1")
+    server = Server(f"unix://{tmp_path}/s", *limits, env=environment, cwd=tmp_path)
+    try:
+        with connect_unix(f"{tmp_path}/s") as client:
+            settings = {**SETTINGS, "domains": {"127.0.0.1": "allow"}}
+            process = client.handshake().shell(
+                "echo ${HTTP_PROXY##*:}; read -r line", networkProxy={"proxy": settings}, pipeStdin=True
+            )
+            port = int(process.wait_output(lambda output: output.endswith(b"\n")))
+            with socket.create_connection(("127.0.0.1", port), PATIENCE) as first:
+                first.sendall(f"GET http://{target}/ HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
+                assert b"503 Service Unavailable" in first.recv(65_536)
+                with socket.create_connection(("127.0.0.1", port), PATIENCE) as second:
+                    answer = second.makefile("rb").read()
+            assert b"limit of 1 connections" in answer
+    finally:
+        assert server.stop() == 0

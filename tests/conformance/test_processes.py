@@ -269,15 +269,20 @@ def test_a_process_whose_proxy_asks_has_a_short_name(client: Client, name: str) 
 
 
 @pytest.mark.statement("P15")
-def test_shell_snapshot_is_checked_and_otherwise_nothing(client: Client) -> None:
+def test_the_scope_of_a_shell_snapshot_is_checked(client: Client) -> None:
     def snapshot(scope: str) -> dict[str, Json]:
-        return {"shellSnapshot": {"scopeId": scope, "shell": {"name": "sh", "path": "/bin/sh"}}}
+        return {"shellSnapshot": {"scopeId": scope, "shell": {"name": "bash", "path": "/bin/bash"}}}
 
     for scope in ("", "x" * 257, "ü" * 129):
         failure = client.refused("process/start", client.start_params(["/bin/true"], **snapshot(scope)))
         assert failure.code == -32602
         assert failure.message == "shell snapshot scope must be non-empty and at most 256 bytes"
-    assert client.shell("echo plain", **snapshot("x" * 256)).wait_closed().output == b"plain\n"
+    for argv in (["/bin/sh", "-c", "echo plain"], ["/bin/bash", "-lc", "echo plain"]):
+        for _ in range(2):
+            assert (
+                client.start(*argv, env={"HOME": "/nowhere"}, **snapshot("x" * 256)).wait_closed().output
+                == b"plain\n"
+            )
 
 
 @pytest.mark.statement("P16")

@@ -21,12 +21,14 @@ from tests.support.wire import (
 )
 
 
-def resume(endpoint: Endpoint, session: str) -> Client:
+def resume(endpoint: Endpoint, session: str, *, extensions: bool = False) -> Client:
     """Resume as the stock client does: try again while the server still sees the old connection."""
     client = endpoint.connect(handshake=False)
     deadline = time.monotonic() + 20
     while True:
-        params = {"clientName": "tests", "resumeSessionId": session}
+        params: Json = {"clientName": "tests", "resumeSessionId": session}
+        if extensions:
+            params["extensions"] = {"execserver": 1}
         reply = client.reply(client.request("initialize", params))
         if "result" in reply:
             assert reply["result"]["sessionId"] == session

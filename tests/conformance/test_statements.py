@@ -16,6 +16,7 @@ PROVING = tuple(
     for name in (
         "conformance",
         "integration/relay",
+        "limits",
         "unit/client",
         "unit/network",
         "unit/protocol/relay",

@@ -238,7 +238,7 @@ def test_every_limit_that_has_a_constant_is_in_the_table() -> None:
 def test_the_defaults_in_the_table_of_limits_are_those_of_the_settings() -> None:
     page = (ROOT / "docs" / "how-to" / "limits.md").read_text()
     table = re.findall(r"^\| `--([a-z-]+) [NS]` \| ([^|]+) \|", page, re.MULTILINE)
-    assert len(table) == 6
+    assert len(table) == 8
     for flag, default in table:
         value = getattr(Settings(), flag.replace("-", "_"))
         assert ([] if value is None else [value]) == numbers_in(default), flag

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -184,6 +185,17 @@ def test_processes_outside_which_have_the_network_are_not_seen(anyones_host: Hos
     assert anyones_host.shell(tree, script).output == b"seen\n"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user may have no control group for limits")
+def test_a_command_with_limits_has_its_proxy_too(host: Host, tree: Tree) -> None:
+    script = f"grep -c execserver /proc/self/cgroup; {FETCH} http://example.com/"
+    proxy = {"networkProxy": {"proxy": PROXY}}
+    for members in (proxy, managed(tree), managed(tree, DISABLED)):
+        done = host.shell(tree, script, limits={"pids": 50}, **members)
+        groups, status = done.output.split()
+        assert int(groups) > 0
+        assert status == b"403"
+
+
 def test_files_stay_unlimited_if_only_the_network_is_managed(anyones_host: Host) -> None:
     tree = anyones_host.tree()
     done = anyones_host.shell(tree, f"echo x > {tree.out}/new", **managed(tree, DISABLED))
@@ -288,6 +300,36 @@ def test_a_command_whose_proxy_cannot_enter_its_sandbox_never_begins(make_host: 
     read = process.read()
     assert read["failure"] == "failed to prepare process sandbox: the network proxy has ended"
     assert not (tree.out / "made").exists()
+
+
+WITHOUT_SETNS = """
+import os, sys
+from execserver.sandbox.seccomp import ALLOW, REFUSE
+from execserver.sandbox.seccomp_bpf import Assembler
+from execserver.sandbox.seccomp_numbers import ARCHITECTURES
+from execserver.sandbox.thread_limits import deny_new_privileges, install_filter
+code = Assembler()
+code.load(0)
+code.if_equal(ARCHITECTURES[os.uname().machine].numbers["setns"], then="refuse")
+code.leave(ALLOW)
+code.label("refuse")
+code.leave(REFUSE)
+deny_new_privileges()
+install_filter(code.assemble())
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_where_no_namespace_can_be_joined_the_command_does_not_begin_and_the_reason_is_told(
+    make_host: MakeHost,
+) -> None:
+    host = make_host(prefix=(sys.executable, "-c", WITHOUT_SETNS))
+    tree = host.tree()
+    process = host.start(tree, ["touch", str(tree.out / "made")], **managed(tree, DISABLED)).wait_closed()
+    reason = "the sandbox's namespace cannot be joined: Operation not permitted"
+    assert process.read()["failure"] == f"failed to prepare process sandbox: {reason}"
+    assert not (tree.out / "made").exists()
+    assert host.shell(tree, "echo confined", tree.context(READ_ONLY)).output == b"confined\n"
 
 
 def test_the_end_of_a_service_ends_its_proxies(make_host: MakeHost) -> None:

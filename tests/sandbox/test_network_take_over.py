@@ -286,7 +286,7 @@ def test_a_question_whose_server_is_killed_is_asked_by_the_next_one(
     scene.kill_server()
     scene.resume()
     question = scene.question()
-    assert question["params"] == lost["params"]
+    assert question["params"]["request"] == lost["params"]["request"]
     scene.client.send({"id": question["id"], "result": {"decision": {"type": "deny", "reason": "no"}}})
     assert scene.wait_for_file("asked") == "403"
 

@@ -25,6 +25,8 @@ class CuttingProxy:
         self.url = ""
         self.cuts = 0
         """Connections that were cut as planned."""
+        self.passed: dict[Direction, int] = {"to client": 0, "to server": 0}
+        """Bytes of all connections."""
         self._target = target
         self._plan = plan
         self._open: set[asyncio.Task[None]] = set()
@@ -55,9 +57,11 @@ class CuttingProxy:
         self._transports += transports
         direction, room = self._plan() or ("to client", None)
 
-        async def forward(source: asyncio.StreamReader, sink: asyncio.StreamWriter, left: int | None) -> None:
+        async def forward(source: asyncio.StreamReader, sink: asyncio.StreamWriter, way: Direction) -> None:
+            left = room if direction == way else None
             try:
                 while data := await source.read(1 << 16):
+                    self.passed[way] += len(data)
                     sink.write(data if left is None else data[:left])
                     await sink.drain()
                     if left is not None and (left := left - len(data)) <= 0:
@@ -71,8 +75,8 @@ class CuttingProxy:
                     self._transports.remove(transport)
 
         await asyncio.gather(
-            forward(reader, server_writer, room if direction == "to server" else None),
-            forward(server_reader, writer, room if direction == "to client" else None),
+            forward(reader, server_writer, "to server"),
+            forward(server_reader, writer, "to client"),
         )
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -129,8 +129,7 @@ class Executor:
             sandbox: as `ReadOnly()`, with `cwd` as the workspace, or as on the wire; enforced or refused.
             network: the hosts that it may reach, `NetworkAccess(…)`; without it, as the sandbox says.
             limits: what the command and its descendants may use together; enforced or refused.
-            max_output_bytes: output kept of each stream and of both together: half from the beginning, half
-                from the end. The result counts the bytes left out.
+            max_output_bytes: output kept of each stream and of both: half from each end. The rest is counted.
             check: raise `CommandFailed` unless the command exits with 0, in time.
 
         Raises:
@@ -143,12 +142,9 @@ class Executor:
             TypeError, ValueError: an argument is not valid; the message names it. Nothing was started.
         """
         limit = arguments.count(max_output_bytes, "max_output_bytes", none="keeps everything")
-        times = Limits.of(timeout, idle_timeout, grace)
-        pipe = input is not None
+        times, pipe = Limits.of(timeout, idle_timeout, grace), input is not None
         options = StartOptions(
-            *(argv, cwd, env, inherit, tty, size, pipe, times, "fail", sandbox, network),
-            new_id=True,
-            resources=limits,
+            argv, cwd, env, inherit, tty, size, pipe, times, "fail", sandbox, network, None, True, limits
         )
         # Checked before the start: a command that waits for the rest of an invalid input waits for ever.
         data = None if input is None else arguments.data(input, "input")
@@ -175,6 +171,7 @@ class Executor:
         network: Network | None = None,
         limits: ResourceLimits | None = None,
         arg0: str | None = None,
+        shell_snapshot: str | None = None,
         buffer_bytes: int | None = BUFFER_BYTES,
     ) -> Process:
         """Start a process, and return while it runs.
@@ -198,38 +195,23 @@ class Executor:
             network: the hosts that the process may reach.
             limits: what the process and its descendants may use together.
             arg0: the name that the program sees in place of `argv[0]`.
-            buffer_bytes: output that may wait in the client; beyond this the oldest output is dropped, and
-                iterating reports an `OutputGap`. None sets no limit.
+            shell_snapshot: for `[shell, "-lc", script]`: the scope of a snapshot in the place of the profile.
+            buffer_bytes: output that may wait in the client; beyond it the oldest becomes an `OutputGap`.
 
         Raises:
             SystemFailure: the process could not be started.
             Refused: the `id` is taken; or, with `attach`, by another command.
             Unsupported: the server does not serve `size`, `if_exists`, `grace` or `limits`.
             OutcomeUnknown: the connection was lost, and the start cannot be sent again: there is an `id`
-                without `if_exists="attach"`, or the server does not serve `if_exists`. If the process
-                started it is killed.
+                without `if_exists="attach"`, or it is not served. If the process started it is killed.
         """
         inbox = Inbox(arguments.new_id() if id is None else id, _buffer(buffer_bytes))
-        times = Limits.of(timeout, idle_timeout, grace)
+        new, times = id is None, Limits.of(timeout, idle_timeout, grace)
         options = StartOptions(
-            *(
-                argv,
-                cwd,
-                env,
-                inherit,
-                tty,
-                size,
-                stdin,
-                times,
-                if_exists,
-                sandbox,
-                network,
-                arg0,
-                id is None,
-            ),
-            resources=limits,
+            argv, cwd, env, inherit, tty, size, stdin, times, if_exists, sandbox, network, arg0, new, limits
         )
-        return await self._starter.start(inbox, options, self._starter.deadlines(inbox, options))
+        deadlines = self._starter.deadlines(inbox, options)
+        return await self._starter.start(inbox, options._replace(shell_snapshot=shell_snapshot), deadlines)
 
     async def attach(
         self,

@@ -32,6 +32,7 @@ from execclient.results import TIMED_OUT, RunResult, is_timed_out
 from execclient.run_output import RunOutput
 from execclient.session.inbox import Inbox
 from execclient.session.session import Session
+from execclient.shells import shell_type_of
 
 BACKSTOP_SECONDS = 5.0
 """`run` enforces a time limit this much later than the daemon, in case the daemon hangs or is unreachable."""
@@ -78,6 +79,7 @@ class StartOptions(NamedTuple):
     new_id: bool = False
     """Whether no other process can have the id, so that the start may be sent twice."""
     resources: ResourceLimits | None = None
+    shell_snapshot: str | None = None
 
 
 class Starter:
@@ -125,7 +127,7 @@ class Starter:
         session.network.serve_own(inbox.id, options.network)
         if deadlines is not None:
             deadlines.begin()
-        return Process(
+        process = Process(
             session,
             inbox,
             pid=result.get("pid"),
@@ -136,6 +138,8 @@ class Starter:
             confined="sandbox" in params,
             deadlines=deadlines,
         )
+        process.snapshot_obstacle = result.get("snapshotObstacle")
+        return process
 
     async def _call(self, params: Mapping[str, Json], *, repeatable: bool, new_id: bool) -> tuple[Json, bool]:
         """The response to a start, and whether it was sent more than once (`docs/protocol.md`, H45)."""
@@ -207,6 +211,11 @@ class Starter:
                 params["enforceManagedNetwork"] = True
         if options.arg0 is not None:
             params["arg0"] = arguments.text(options.arg0, "arg0")
+        if options.shell_snapshot is not None:
+            program = params["argv"][0]
+            kind = shell_type_of(program)
+            shell = {"name": program if kind is None else kind.name, "path": program}
+            params["shellSnapshot"] = {"scopeId": options.shell_snapshot, "shell": shell}
         if options.size is not None:
             size = arguments.terminal_size(options.size)
             session.require("process/start.size")

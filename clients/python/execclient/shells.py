@@ -112,6 +112,14 @@ for _type in (ZSH, BASH, SH, POWERSHELL, CMD):
     register_shell_type(_type)
 
 
+def is_login_script(argv: Sequence[str]) -> bool:
+    """Whether a command is a script for a login shell, as `Shell.exec_args` makes it."""
+    shell_type = shell_type_of(argv[0]) if argv else None
+    if shell_type is None or shell_type.login == shell_type.plain:
+        return False
+    return tuple(argv[1 : 1 + len(shell_type.login)]) == shell_type.login
+
+
 def candidates(name_or_path: str, user: Shell | None = None) -> Iterator[Shell]:
     """Shells that a name or path may mean, first choice first. They need not exist.
 

@@ -438,13 +438,6 @@ class Process:
         return self._core.limit
 
     @property
-    def usage(self) -> Mapping[str, Any] | None:
-        """What a process with `limits` used until it ended (X21): `memoryPeakBytes`, `pidsPeak`, `cpuMs`, and
-        `limitsHit`. None while it runs.
-        """
-        return self._core.usage
-
-    @property
     def failure(self) -> str | None:
         """Why the sandbox failed before the command began; known after `wait`."""
         return self._core.failure

@@ -106,6 +106,9 @@ class PolicyRequestParams(Params):
     request: NetworkRequest
     """The host, and how the command asked for it."""
 
+    question_id: Annotated[str | None, EXTENSION] = None
+    """The name of the question, which it keeps when it is asked again after a lost connection."""
+
 
 class Decision(Params):
     """The answer of a client. Everything but `allow` denies."""

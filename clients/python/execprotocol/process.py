@@ -173,7 +173,10 @@ class SnapshotShell(Params):
 
 
 class ShellSnapshot(Params):
-    """A request for cached login-shell state. It is validated, but has no effect."""
+    """A request for the state of a login shell that an earlier start has left, in the place of the profile.
+
+    It has an effect on `PATH -lc SCRIPT` without a terminal, for a bash or a zsh.
+    """
 
     scope_id: ScopeId
     """The name under which a snapshot is shared: 1 to 256 bytes of UTF-8."""
@@ -312,7 +315,8 @@ class StartParams(Params):
     `enforceManagedNetwork` programs may ignore it."""
 
     shell_snapshot: ShellSnapshot | None = None
-    """A request for cached login-shell state; validated, otherwise without effect."""
+    """A request to restore the state of a login shell instead of running the account's profile again, where
+    that makes no difference but in time (`docs/protocol.md`, "Shell snapshots")."""
 
     metadata: ProcessMetadata | None = None
     """The origin of the request, for logs; null if it is not given."""
@@ -364,6 +368,10 @@ class StartResult(TypedDict):
 
     attached: NotRequired[Annotated[Literal[True], EXTENSION]]
     """Present if the process existed already and nothing was started."""
+
+    snapshotObstacle: NotRequired[Annotated[str, EXTENSION]]
+    """Why the command runs in a login shell although there is a `shellSnapshot`: a sentence for people.
+    Missing if the snapshot was restored."""
 
 
 class DenialEvidence(TypedDict):

@@ -10,9 +10,11 @@ import pytest
 
 from execclient import Executor, NetworkAccess, NetworkDecision, NetworkRequest, connect
 from execclient.sync import connect as connect_blocking
+from execprotocol.network import Decision
 from tests.conftest import StartServer
 from tests.integration.client.conftest import listening
 from tests.integration.http.origin import Origin, response
+from tests.support.cutting_proxy import Cut, Direction, cutting
 from tests.support.relayed_server import RelayedServer
 
 ASKING = NetworkAccess(ask=True, allow_local=True)
@@ -108,6 +110,43 @@ async def test_a_lost_connection_does_not_ask_a_person_twice(url: str, origin: O
         assert await statuses(executor, origin, 2) == "200 200 "
         assert executor.recoveries == 1
     assert asked == 1
+
+
+@pytest.mark.parametrize("direction", ["to client", "to server"])
+@pytest.mark.parametrize("url", ["unix"], indirect=True)
+async def test_wherever_the_connection_is_cut_a_person_is_asked_once(
+    url: str, origin: Origin, tmp_path: Path, direction: Direction
+) -> None:
+    """The cuts are within the question, and within the answer, which the daemon then does not get."""
+    asked_at: list[int] = []
+    cut: Cut | None = None
+
+    def plan() -> Cut | None:
+        nonlocal cut
+        planned, cut = cut, None
+        return planned
+
+    async with cutting(url, tmp_path, plan) as proxy:
+
+        def person(_: NetworkRequest) -> Decision:
+            asked_at.append(proxy.passed[direction])
+            return Decision("allow", scope="once")
+
+        async def count(planned: Cut | None) -> int:
+            """How often a command that is served asks, and where it asked first."""
+            nonlocal cut
+            cut = planned
+            asked_at.clear()
+            proxy.passed[direction] = 0
+            async with connect(proxy.url, on_network_request=person) as executor:
+                assert await statuses(executor, origin) == "200 "
+            return len(asked_at)
+
+        assert await count(None) == 1
+        begin, end = (-210, 0) if direction == "to client" else (0, 90)
+        for position in range(asked_at[0] + begin, asked_at[0] + end, 7):
+            assert await count((direction, position)) == 1, position
+        assert proxy.cuts == len(range(begin, end, 7))
 
 
 @pytest.mark.parametrize("url", ["stdio"], indirect=True)

@@ -38,8 +38,8 @@ def test_a_listed_host_is_reached_and_no_other(execserver: CommandLine, port: in
     assert denied.returncode == 22
     assert b"reached" not in denied.stdout
     assert denied.stderr.decode().splitlines()[-1] == (
-        f"execserver: denied by the network proxy: 127.0.0.2:{port} (http): it has no address, or a private "
-        "or local one, which has to be allowed itself; --network-allow 127.0.0.2 allows it"
+        f"execserver: denied by the network proxy: 127.0.0.2:{port} (http): it is a private or local "
+        "address, which has to be allowed itself; --network-allow 127.0.0.2 allows it"
     )
 
 
@@ -58,6 +58,17 @@ def test_a_denied_host_is_denied_however_it_is_allowed(execserver: CommandLine, 
 
     assert denied.returncode == 22
     assert b"127.0.0.1:%d (http): the settings or the rules deny it\n" % port in denied.stderr
+
+
+def test_no_option_is_named_for_a_listed_name_without_a_public_address(execserver: CommandLine) -> None:
+    options = ("--network-allow", "**.invalid")
+
+    denied = execserver(*CONFINED, *options, "--", *CURL, "--fail", "http://a.invalid/")
+
+    assert denied.stderr.decode().splitlines()[-1] == (
+        "execserver: denied by the network proxy: a.invalid:80 (http): it has no address, or a private or "
+        "local one"
+    )
 
 
 def test_without_a_terminal_a_question_denies_and_the_option_is_named(execserver: CommandLine) -> None:

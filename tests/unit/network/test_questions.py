@@ -135,7 +135,7 @@ async def test_every_other_answer_denies(
 async def test_a_question_without_an_answer_in_time_denies() -> None:
     decider = Decider(ALLOW)
     decider.may_answer.clear()
-    async with proxy(None, asks=decider, decision_timeout_s=0.2) as running:
+    async with proxy(None, asks=decider, decision_timeout_s=0.1) as running:
         got = await denial_of(running, "a.example")
     assert (got["decision"], got["source"], got["reason"]) == ("deny", "decider", "not_allowed")
 

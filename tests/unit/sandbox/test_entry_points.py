@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from execprotocol.errors import InvalidRequest
 from execserver.launch_spec import LaunchSpec
@@ -274,14 +275,35 @@ def test_the_folder_of_a_sandbox_goes_with_it(boxes: Callable[[str], Sandboxes],
     before = open_descriptors()
     unused, used = (one.prepare(policy(("/", READ)), COMMAND) for _ in range(2))
     assert len(folders()) == 2
-    done = proof.run(used.wrap(COMMAND), 20)
-    assert done.returncode == 0
+    launch = used.wrap(COMMAND, gated=True)
+    assert launch.gate is not None
+    os.write(launch.gate, b"x")
+    assert proof.run(launch, 20).returncode == 0
     with pytest.raises(ValueError, match="has been used"):
         used.wrap(COMMAND)
     for confinement in (unused, used):
         one.release(confinement)
     assert folders() == []
     assert no_more_than(before)
+
+
+def test_limits_reach_a_command_through_its_backend(
+    boxes: Callable[[str], Sandboxes], tmp_path: Path
+) -> None:
+    def spawn() -> int:
+        raise AssertionError
+
+    (tmp_path / "ws").mkdir()
+    one = boxes("Honest")
+    first, second = (one.prepare(workspace(tmp_path / "ws"), COMMAND) for _ in range(2))
+    limited = replace(COMMAND, spawn=spawn, read_only=(str(tmp_path / "elsewhere"),))
+    launch = first.wrap(limited)
+    assert launch.spawn is spawn
+    entry_points.close_launch(launch)
+    with pytest.raises(ValueError, match="cannot have limits: grant less writing"):
+        second.wrap(replace(limited, read_only=(str(tmp_path / "ws/groups"),)))
+    for confinement in (first, second):
+        one.release(confinement)
 
 
 def test_folders_of_a_dead_daemon_are_removed_unless_their_launcher_runs(state: Path) -> None:

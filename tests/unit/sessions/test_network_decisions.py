@@ -107,7 +107,9 @@ async def test_an_answer_is_asked_for_once_and_kept(decisions: NetworkDecisions,
         decided = await decisions.decide(process, to("a.test"), LONG)
         assert (decided.type, decided.reason) == ("deny", "no")
     request = {"protocol": "http", "host": "a.test", "port": 80}
-    assert client.asked == [{"processId": "p", "request": request}]
+    assert client.asked == [
+        {"processId": "p", "request": request, "questionId": client.asked[0]["questionId"]}
+    ]
     assert records == [(("http", "a.test", 80), ("deny", "no"))]
 
 

@@ -23,9 +23,6 @@ SHOWN_DENIED = 10
 
 REFUSED = "the user refused"
 
-_ALLOWED_BY_OPTION = ("not_allowed", "not_allowed_local")
-"""The reasons of a denial that `--network-allow` would lift."""
-
 
 class RunNetwork:
     """The network of one command: the `network` of its start.
@@ -76,8 +73,9 @@ class RunNetwork:
     def print_denied(self) -> None:
         """Print which hosts were denied, and the option that would allow them."""
         for target, reason in list(self._denied.items())[:SHOWN_DENIED]:
-            way_out = f"; --network-allow {target.host} allows it" if reason in _ALLOWED_BY_OPTION else ""
-            print_message(f"denied by the network proxy: {target}: {denial_text(reason)}{way_out}")
+            is_unlisted = reason == "not_allowed" or (reason == "not_allowed_local" and target.is_literal)
+            way_out = f"; --network-allow {target.host} allows it" if is_unlisted else ""
+            print_message(f"denied by the network proxy: {target}: {denial_text(target, reason)}{way_out}")
         if len(self._denied) > SHOWN_DENIED:
             print_message(f"denied by the network proxy: {len(self._denied) - SHOWN_DENIED} more hosts")
 

@@ -87,7 +87,7 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
             more: dict[str, Any] = {} if command.sandbox is None else {"denial": process.denial}
             more |= {} if network is None else {"networkDenied": network.denied}
             if command.limits is not None:
-                more |= {"limit": process.limit, "usage": process.usage}
+                more |= {"limit": process.limit, "usage": process.output.usage}
             await foreground.print_json(
                 exitCode=process.exit_code, cause=process.cause, durationSeconds=seconds, **more
             )

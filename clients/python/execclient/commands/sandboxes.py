@@ -67,7 +67,7 @@ def report_denial(denial: Mapping[str, Json] | None, sandbox: str) -> None:
             )
         else:
             denied = {
-                "network": "the network; --network allows it",
+                "network": "the network; --network allows it, --network-allow HOST one host",
                 "signal": "a system call",
             }.get(evidence["kind"], f"{evidence.get('path', 'a file')}{_WAYS_OUT.get(sandbox, '')}")
         print_message(f"likely denied by the sandbox ({sandbox}): {denied}")

@@ -160,21 +160,28 @@ class NetworkTarget:
         protocol = about.protocol
         return cls(about.host, about.port, "https" if protocol == "https_connect" else protocol)
 
+    @property
+    def is_literal(self) -> bool:
+        """Whether it is an IP address or `localhost`, and no other name."""
+        return self.host == "localhost" or ":" in self.host or self.host.rpartition(".")[2].isdigit()
+
     def __str__(self) -> str:
         return f"{host_and_port(self.host, self.port)} ({self.protocol})"
 
 
 _DENIALS = {
     "not_allowed": "no rule and no setting allows it",
-    "not_allowed_local": "it has no address, or a private or local one, which has to be allowed itself",
+    "not_allowed_local": "it has no address, or a private or local one",
     "denied": "the settings or the rules deny it",
     "method_not_allowed": "the network is limited to GET, HEAD and OPTIONS",
     "mitm_required": "the network is limited to plain requests, without HTTPS",
 }
 
 
-def denial_text(reason: str) -> str:
+def denial_text(target: NetworkTarget, reason: str) -> str:
     """Why the proxy denied a host, in words; another text than a word of the proxy is the reviewer's own."""
+    if reason == "not_allowed_local" and target.is_literal:
+        return "it is a private or local address, which has to be allowed itself"
     return _DENIALS.get(reason, reason)
 
 

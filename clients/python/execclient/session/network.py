@@ -8,7 +8,7 @@ Rules kept in this file:
 1. Every failure denies: no handler, one that raises, one that returns something else. Such an answer holds
    for one question.
 2. A question whose connection is lost is asked again on the next one, and gets the answer of the same call
-   of the handler.
+   of the handler. It may have been lost with its answer: so answers are kept by the names of questions.
 
 `docs/protocol.md`, "Network proxy".
 """
@@ -36,8 +36,8 @@ OnNetworkDecision = Callable[[NetworkDecision], object]
 
 log = logging.getLogger(__name__)
 
-MAX_UNDELIVERED = 256
-"""Answers that are kept for questions whose connection was lost."""
+MAX_KEPT = 256
+"""Answers that are kept for questions that may be asked again, and handlers' results that were not sent."""
 
 MAX_WAITING_DECISIONS = 1000
 """Decisions that wait for a slow handler; beyond this the oldest are dropped."""
@@ -65,6 +65,8 @@ class NetworkAnswers:
         self._handlers = handlers
         self._of_process: dict[str, NetworkHandlers] = {}
         self._asking: dict[NetworkRequest, asyncio.Task[Decision]] = {}
+        self._answered: dict[str, Json] = {}
+        """Results by the name of the question, oldest first."""
         self._decisions: deque[tuple[OnNetworkDecision, NetworkDecision]] = deque(
             maxlen=MAX_WAITING_DECISIONS
         )
@@ -119,7 +121,9 @@ class NetworkAnswers:
         # Here, because few clients are asked.
         from execprotocol.network import Decision
 
-        asked = NetworkRequest.decode(params)
+        asked, question_id = NetworkRequest.decode(params), params.get("questionId")
+        if question_id in self._answered:
+            return self._answered[question_id]
         task = self._asking.get(asked)
         if task is None:
             self._drop_undelivered()
@@ -133,11 +137,16 @@ class NetworkAnswers:
             decision = Decision("deny", RELEASED, "once")
         self._asking.pop(asked, None)
         members = {"type": decision.type, "reason": decision.reason, "scope": decision.scope}
-        return {"decision": {name: value for name, value in members.items() if value is not None}}
+        result = {"decision": {name: value for name, value in members.items() if value is not None}}
+        if question_id is not None:
+            self._answered[question_id] = result
+            if len(self._answered) > MAX_KEPT:
+                del self._answered[next(iter(self._answered))]
+        return result
 
     def _drop_undelivered(self) -> None:
         done = [asked for asked, task in self._asking.items() if task.done()]
-        for asked in done[: len(done) - MAX_UNDELIVERED + 1]:
+        for asked in done[: len(done) - MAX_KEPT + 1]:
             del self._asking[asked]
 
     async def _decide(self, asked: NetworkRequest) -> Decision:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,6 +33,9 @@ GRACE_SECONDS = 0.2
 BACKSTOP_SECONDS = 5.0
 """How much later the other side enforces a time limit: the daemon if the client ends the command, in case the
 client is gone, and the client if the daemon does."""
+
+SNAPSHOT_SCOPE = "execclient.tools"
+"""The shell snapshots that the tools of a session share."""
 
 LEAST_SECONDS = 0.001
 """The shortest time limit on the wire. A model may ask for 0."""
@@ -68,6 +71,8 @@ class CommandCall:
     """The path of the account's shell, at the executor."""
     started: deque[StartedCommand] | None = None
     """Collects commands that may leave processes in the background."""
+    snapshot_unused: Callable[[str], None] | None = None
+    """Takes the reason why a login shell runs the command; None to ask for no shell snapshot."""
     network: CommandNetwork | None = None
     """The hosts that it may reach, while its sandbox is not lifted; None if the sandbox alone decides."""
 
@@ -121,9 +126,12 @@ class CommandCall:
             arg0=env.arg0,
             timeout=limit,
             sandbox=env.context,
+            shell_snapshot=None if self.snapshot_unused is None else SNAPSHOT_SCOPE,
             network=self.network if env.proxied else None,
             buffer_bytes=None,  # `ExecSession` takes all output at once
         )
+        if self.snapshot_unused is not None and process.snapshot_obstacle is not None:
+            self.snapshot_unused(process.snapshot_obstacle)
         if self.network is not None:
             self.network.started(process)
         # A sandbox that limits files ends with its command, and kills everything in it.

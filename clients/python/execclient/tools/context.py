@@ -19,7 +19,7 @@ from execclient.govern.orchestrator import Orchestrator
 from execclient.govern.policy.policy import Policy
 from execclient.govern.policy.safe import known_safe
 from execclient.govern.sandbox import SandboxPolicy
-from execclient.shells import Shell, shell_from_info
+from execclient.shells import Shell, is_login_script, shell_from_info
 from execclient.tools import exec_text
 from execclient.tools.command_call import CommandCall, StartedCommand, approval_scope
 from execclient.tools.config import ToolsConfig
@@ -94,6 +94,8 @@ class Services:
     """Called with the id of a session that was ended to make room, and the reason."""
     started: deque[StartedCommand] = field(default_factory=lambda: deque(maxlen=MAX_STARTED))
     """The latest commands that may have left processes in the background."""
+    snapshot_obstacles: set[str] = field(default_factory=set)
+    """The reasons for login shells that the host was told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,7 @@ class CallContext:
     ) -> CommandCall:
         """A command of this call."""
         config = self.services.config
+        snapshot = config.shell_snapshot and not params.tty and is_login_script(params.command)
         if prefix_rule and not config.request_rule:
             log.info("call %s: the rule that the model proposes is ignored", call_id)
         return CommandCall(
@@ -219,6 +222,7 @@ class CallContext:
             co_commands=config.shell_safe_commands if config.profile == "co" else None,
             user_shell=self.shell.path,
             started=self.services.started,
+            snapshot_unused=self._snapshot_unused if snapshot else None,
             network=self._network_of(params),
         )
 
@@ -236,3 +240,8 @@ class CallContext:
             cwd=params.cwd,
             scope=None if policy.parity else scope,
         )
+
+    def _snapshot_unused(self, reason: str) -> None:
+        if reason not in self.services.snapshot_obstacles:
+            self.services.snapshot_obstacles.add(reason)
+            self.events.snapshot_unused(reason)

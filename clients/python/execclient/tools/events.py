@@ -112,7 +112,16 @@ class SessionClosed:
     """`pruned`."""
 
 
-ToolEvent = CallBegin | CallDecided | NetworkDecided | OutputDelta | CallEnd | SessionClosed
+@dataclass(frozen=True, slots=True)
+class SnapshotUnused:
+    """Commands run in a login shell, in spite of `ToolsConfig.shell_snapshot`; sent once for each reason."""
+
+    type: ClassVar[str] = "snapshot_unused"
+    call_id: str
+    reason: str
+
+
+ToolEvent = CallBegin | CallDecided | NetworkDecided | OutputDelta | CallEnd | SessionClosed | SnapshotUnused
 """All events."""
 
 EventSink = Callable[[ToolEvent], None]
@@ -196,6 +205,10 @@ class CallEvents:
         if self._deltas < MAX_DELTAS and not self._ended:
             self._deltas += 1
             self._send(OutputDelta(self.call_id, stream, chunk))
+
+    def snapshot_unused(self, reason: str) -> None:
+        """Send the reason why a command, which has started, runs in a login shell."""
+        notify(self._sink, SnapshotUnused(self.call_id, reason))
 
     def end(
         self,

@@ -110,7 +110,7 @@ class CommandNetwork:
         target = NetworkTarget.of(decision)
         if decision.decision == "allow" or target in self._denied or len(self._denied) >= MAX_DENIED:
             return
-        reason = denial_text(decision.reason)
+        reason = denial_text(target, decision.reason)
         rule = self.policy.rules.network_match(target) if decision.reason == "denied" else None
         if rule is not None:
             reason = decide_by_rule(rule, self.approvals.policy).reason or reason

@@ -213,7 +213,7 @@ def test_denied_hosts_are_told_once_each() -> None:
     assert found.take_denied() == []
     found.report(denied("10.0.0.1", reason="not_allowed_local", protocol="http", port=80))
     assert found.take_denied() == [
-        "10.0.0.1:80 (http): it has no address, or a private or local one, which has to be allowed itself"
+        "10.0.0.1:80 (http): it is a private or local address, which has to be allowed itself"
     ]
 
 

@@ -1,0 +1,126 @@
+"""The files that a login shell reads, and those that they name: when one of them changes, so may the state.
+
+The files are not run here, so the names are found by their looks: every word that looks like a path, with
+variables replaced by their values. A named file of text is searched, too, because it is perhaps sourced. A
+path that does not exist counts as well: `if [ -d ~/bin ]` makes a difference once it does.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+
+from execserver.processes.login_state import UnfitError
+
+MAX_PATHS = 4096
+"""How many paths are watched. To look at all of them takes 5 ms."""
+
+MAX_TEXT_BYTES = 4 << 20
+"""How much text is searched, over all files."""
+
+_MAX_FILE_BYTES = 512 << 10
+"""A larger file is watched and not searched."""
+
+_WORD = re.compile(rb"(?:~|\$\w+|\$\{\w+\}|\.{1,2})?/[\w.,:@%+*?/${}~-]*")
+_VARIABLE = re.compile(rb"\$\{?(\w+)\}?")
+
+Seen = tuple[int, ...] | None
+"""What is seen of a path; None if there is nothing."""
+
+
+def look(path: str, volatile: frozenset[str]) -> Seen:
+    """What is seen of a path now; of a folder its entries count, unless it is one of `volatile`."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    if stat.S_ISREG(status.st_mode):
+        return (
+            status.st_dev,
+            status.st_ino,
+            status.st_mode,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+        )
+    if stat.S_ISDIR(status.st_mode) and path not in volatile:
+        return status.st_dev, status.st_ino, status.st_mode, status.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_mode
+
+
+class StartupFiles:
+    """The files behind one state. All methods may block.
+
+    Args:
+        first: the files that the shell reads by itself; a pattern of `glob` stands for several.
+        variables: the values of variables in their text.
+        cwd: relative paths are below it.
+    """
+
+    def __init__(self, first: Iterable[str], variables: Mapping[str, str], cwd: str) -> None:
+        home = variables.get("HOME", "/")
+        self._volatile = frozenset({"/", "/tmp", "/dev", "/proc", home, cwd, variables.get("TMPDIR", "/tmp")})  # noqa: S108
+        self._variables = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
+        self._cwd = cwd
+        self._left = MAX_TEXT_BYTES
+        self._seen: dict[str, Seen] = {}
+        self._add_all(first)
+
+    def unchanged(self) -> bool:
+        """Whether everything still looks as it did."""
+        return all(look(path, self._volatile) == seen for path, seen in self._seen.items())
+
+    def changed_since(self, time_ns: int) -> bool:
+        """Whether a file has changed since a time (`time.time_ns`)."""
+        return any(seen is not None and max(seen[3:], default=0) >= time_ns for seen in self._seen.values())
+
+    def _add_all(self, first: Iterable[str]) -> None:
+        pending = [*first]
+        while pending:
+            path = os.path.normpath(os.path.join(self._cwd, pending.pop()))
+            if path in self._seen:
+                continue
+            if len(self._seen) >= MAX_PATHS:
+                raise UnfitError(f"its files name more than {MAX_PATHS} paths")
+            seen = self._seen[path] = look(path, self._volatile)
+            if "*" in path or "?" in path:
+                pending += glob.glob(path)
+            elif seen is None:
+                continue
+            elif stat.S_ISDIR(seen[2]):
+                pending += _listed(path) if path.endswith(".d") else ()
+            elif stat.S_ISREG(seen[2]) and seen[3] <= _MAX_FILE_BYTES:
+                pending += self._named(path)
+
+    def _named(self, path: str) -> list[str]:
+        """The paths in a file's text; none if it is no text."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(fd, "rb") as file:
+                text = file.read(_MAX_FILE_BYTES)
+        except OSError:
+            return []
+        if b"\0" in text[:512]:
+            return []
+        self._left -= len(text)
+        if self._left < 0:
+            raise UnfitError(f"its files have more than {MAX_TEXT_BYTES >> 20} MiB of text")
+        home = self._variables.get(b"HOME", b"/")
+        found: set[bytes] = set()
+        for word in _WORD.findall(text):
+            for part in word.split(b":"):
+                whole = home + part[1:] if part.startswith(b"~") else part
+                whole = _VARIABLE.sub(lambda name: self._variables.get(name[1], b"$"), whole)
+                if b"/" in whole and b"$" not in whole:
+                    found.add(whole.rstrip(b".,"))
+        return [os.fsdecode(each) for each in sorted(found)]
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    except OSError:
+        return []
