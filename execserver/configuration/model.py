@@ -126,7 +126,7 @@ def _name(path: Path | None) -> str | None:
 
 _DEFAULT_LIMIT = _option(
     "a limit of each command with its descendants, unless its start asks for another: memory=SIZE "
-    "(512M), pids=N, cpu=PERCENT (100 is one processor), io-weight=N, wall=SECONDS",
+    "(512M), pids=N, cpu=PERCENT (100 is one processor), io=WEIGHT, wall=SECONDS",
     group=LIMITS,
     metavar="NAME=VALUE",
     check=_command_limits,
@@ -139,9 +139,7 @@ _MAX_LIMIT = _option(
     check=_command_limits,
     unset="none",
 )
-_DEFAULT_LIMIT_FOR = _option(
-    "the commands that default_limit is for: all, or those in a sandbox", group=LIMITS
-)
+_SANDBOXED_ONLY = _option("default_limit is for commands in a sandbox only", group=LIMITS)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -380,7 +378,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
     default_limit: Annotated[tuple[str, ...], _DEFAULT_LIMIT] = ()
     max_limit: Annotated[tuple[str, ...], _MAX_LIMIT] = ()
-    default_limit_for: Annotated[Literal["all", "sandboxed"], _DEFAULT_LIMIT_FOR] = "all"
+    default_limit_sandboxed_only: Annotated[bool, _SANDBOXED_ONLY] = False
     spool_dir: Annotated[
         Path | None,
         _option(
@@ -467,7 +465,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def command_limits(self) -> LimitSettings | None:
         """The limits of commands; None without any."""
-        only = self.default_limit_for == "sandboxed"
+        only = self.default_limit_sandboxed_only
         return LimitSettings.of(self.default_limit, self.max_limit, sandboxed_only=only)
 
     @property

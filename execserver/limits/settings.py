@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from execprotocol.process import ResourceLimits
 
 ACCEPTED = (
-    "memory=SIZE (bytes, 512M, 2G), pids=N, cpu=PERCENT (100 is one processor), io-weight=N, wall=SECONDS"
+    "memory=SIZE (bytes, 512M, 2G), pids=N, cpu=PERCENT (100 is one processor), io=WEIGHT, wall=SECONDS"
 )
 
 _MEMBERS = {
     "memory": "memoryBytes",
     "pids": "pids",
     "cpu": "cpuPercent",
-    "io-weight": "ioWeight",
+    "io": "ioWeight",
     "wall": "wallMs",
 }
 

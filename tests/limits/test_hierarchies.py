@@ -74,7 +74,7 @@ def test_a_group_that_is_not_delegated_is_an_obstacle(tmp_path: Path) -> None:
 
 
 def test_the_settings_are_written_as_on_the_command_line() -> None:
-    assert parsed(["memory=512M", "pids=64", "cpu=150", "io-weight=50", "wall=30"]) == {
+    assert parsed(["memory=512M", "pids=64", "cpu=150", "io=50", "wall=30"]) == {
         "memoryBytes": 512 << 20,
         "pids": 64,
         "cpuPercent": 150,
