@@ -74,8 +74,8 @@ def load_late_modules(*, only_stdio: bool = False) -> None:
 
 
 def load_everything() -> None:
-    """Load all modules, also those of standard JSON-RPC and of `http/request`, to check the installation.
-    Most daemons never need these, which take 7 MiB.
+    """Load all modules, also those of standard JSON-RPC, of `http/request` and of network proxies, to check
+    the installation. Most daemons never need these.
 
     Raises:
         ImportError, OSError: the installation is broken.
@@ -83,6 +83,7 @@ def load_everything() -> None:
     load_late_modules()
     LOADER.load(load_dispatch)
     LOADER.load(lambda: import_module("pydantic_core"))
+    LOADER.load(lambda: import_module("execserver.network.program"))
 
 
 async def quiet_moment() -> None:

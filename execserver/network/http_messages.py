@@ -99,11 +99,14 @@ def plain_authority(request: h11.Request) -> Authority:
     host, port = _split(rest[:end])
     given = Authority(host, port or 80, b"/" + path if path.startswith(b"?") else path)
     for name, value in request.headers:
-        if name == b"x-unix-socket":
-            raise RequestError(501, "unix sockets unsupported")
         if name == b"host" and _host_header(value) != given[:2]:
             raise RequestError(400, "Host header does not match request target")
     return given
+
+
+def asks_for_unix_socket(request: h11.Request) -> bool:
+    """Whether a request is for a Unix socket, by the header that the reference has for that."""
+    return any(name == b"x-unix-socket" for name, _ in request.headers)
 
 
 def _host_header(value: bytes) -> tuple[Host, int]:
@@ -112,6 +115,8 @@ def _host_header(value: bytes) -> tuple[Host, int]:
 
 
 def _split(authority: bytes) -> tuple[Host, int | None]:
+    if b"@" in authority:
+        raise RequestError(400, "invalid host: credentials are sent in a header, and not in the URL")
     try:
         text, port = split_port(authority.decode("ascii"))
         return parse_host(text), port

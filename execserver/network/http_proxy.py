@@ -17,6 +17,7 @@ from execserver.network.http_messages import (
     Answer,
     Authority,
     RequestError,
+    asks_for_unix_socket,
     connect_authority,
     date,
     denial,
@@ -143,6 +144,9 @@ class HttpConnection:
         raise _EndedError
 
     async def _forward(self, request: h11.Request) -> bool:
+        if asks_for_unix_socket(request):
+            self._dialer.judge.refuse_unix_socket(request.method.decode("ascii"), self._address)
+            raise RequestError(501, "unix sockets unsupported")
         to = plain_authority(request)
         websocket = wants_websocket(request) and not self._dialer.judge.is_limited
         connection, proxy_headers = await self._dialer.route(self._target(request, to, "http"))

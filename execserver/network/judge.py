@@ -120,6 +120,11 @@ class Judge:
         self._allow(target, source)
         return endpoints
 
+    def refuse_unix_socket(self, method: str, client: str) -> None:
+        """Report that a command has asked for a Unix socket, of which the proxy reaches none."""
+        target = Target("http", Host("unix-socket"), 0, method, client)
+        self._deny(target, "unix_socket_unsupported", source="proxy_state")
+
     async def _judge_host(self, target: Target) -> Literal["baseline_policy", "decider"]:
         """Judge the host by its text, and return what permitted it."""
         host, port = target.host, target.port

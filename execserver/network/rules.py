@@ -56,7 +56,7 @@ class ProxyPolicy(Struct, frozen=True):
     SOCKS5."""
 
 
-class NetworkDecision(Struct, frozen=True, rename="camel"):
+class NetworkDecision(Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
     """A decision of a proxy: `execprotocol.network.PolicyDecisionEvent` without its `processId`."""
 
     timestamp: str
@@ -67,7 +67,7 @@ class NetworkDecision(Struct, frozen=True, rename="camel"):
     protocol: NetworkProtocol
     host: str
     port: int
-    method: str | None
+    method: str | None = None
     client: str | None
     policy_override: bool
 

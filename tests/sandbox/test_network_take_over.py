@@ -142,10 +142,12 @@ def make_scene() -> Iterator[MakeScene]:
         return made[-1]
 
     yield make
+    failures = [line for scene in made for line in scene.service.failures()]
     for scene in made:
         scene.client.close()
         scene.service.end()
     remove_tree(folder)
+    assert failures == []
 
 
 @pytest.fixture
@@ -274,6 +276,17 @@ def test_without_a_server_known_verdicts_hold_and_a_question_is_denied_in_time(
         ("deny", "asked.test"),
         ("allow", "127.0.0.1"),
     ]
+
+
+def test_a_proxy_outlives_an_upgrade(make_scene: MakeScene, echo: EchoServer) -> None:
+    scene = make_scene()
+    script = f"{FETCH} fetch http://refused.test/ before; await go; fetch http://refused.test/ after"
+    scene.start(["/bin/sh", "-c", script])
+    assert scene.wait_for_file("before") == "403"
+    os.kill(scene.service.process.pid, signal.SIGHUP)
+    scene.resume()
+    scene.say("go")
+    assert scene.wait_for_file("after") == "403"
 
 
 def test_a_question_whose_server_is_killed_is_asked_by_the_next_one(

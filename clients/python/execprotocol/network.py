@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict
 
 from msgspec import Meta
 
@@ -162,8 +162,8 @@ class PolicyDecisionEvent(TypedDict):
     port: int
     """The port that the command asked for."""
 
-    method: str | None
-    """The HTTP method; null with SOCKS5."""
+    method: NotRequired[str]
+    """The HTTP method; without one it was SOCKS5."""
 
     client: str | None
     """The address of the command's end of the connection to the proxy."""

@@ -92,7 +92,7 @@ OBSTACLES = {
     "ignores a signal": ("trap '' TERM", "trap"),
     "leaves a job": ("sleep 5 >/dev/null 2>&1 &", "background"),
     "leaves a daemon": ("(setsid sleep 5 >/dev/null 2>&1 </dev/null &)", "background"),
-    "lowers its priority": ("renice -n 5 $$ >/dev/null; :", "priority"),
+    "lowers its priority": ("renice -n 17 $$ >/dev/null; :", "priority"),
     "makes a value anew": ("export NONCE=$RANDOM$RANDOM", "each time"),
     "is a syntax error": ("if then", "standard error"),
     "disables a builtin": ("enable -n echo", "builtins"),

@@ -588,6 +588,9 @@ async def test_a_request_for_a_unix_socket_is_refused() -> None:
         got = await running.exchange(get(server.port, headers="x-unix-socket: /x\r\n"))
     assert got.startswith(b"HTTP/1.1 501 Not Implemented\r\n")
     assert got.endswith(b"unix sockets unsupported")
+    (decision,) = running.decisions
+    assert (decision.scope, decision.source, decision.host) == ("non_domain", "proxy_state", "unix-socket")
+    assert (decision.decision, decision.reason) == ("deny", "unix_socket_unsupported")
     assert not server.connections
 
 
