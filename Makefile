@@ -208,7 +208,8 @@ soak: setup ## 10,000 commands, then look for what they left behind
 limits-vm-setup:
 	$(call install,test -x /usr/lib/qemu/virtiofsd && ls /boot/vmlinuz-*-cloud-amd64 >/dev/null && test -x /bin/busybox && command -v cpio >/dev/null,qemu-system-x86 linux-image-cloud-amd64 busybox-static cpio,QEMU 7 with virtiofsd or a cloud kernel or busybox)
 
-# The processor is emulated where KVM does not work: LIMITS_VM_ACCELERATOR=tcg. LIMITS_VM_TESTS picks a part, as -k.
+# The processor is emulated where KVM does not work. LIMITS_VM_TESTS picks a part, as -k, and LIMITS_VM_USERS root or
+# ordinary.
 limits-vm: setup limits-vm-setup ## the tests of limits in a machine with cgroup v2, as root and as an ordinary user
 	$(BIN)/python -m tests.limits.vm.machine
 

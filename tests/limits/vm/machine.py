@@ -45,6 +45,7 @@ def main() -> int:
         folder = Path(name)
         command_line = f"console=ttyS0 panic=-1 execserver.start={HERE / 'guest.sh'} loglevel=3"
         command_line += f" execserver.tests={os.environ.get('LIMITS_VM_TESTS', 'test')}"
+        command_line += f" execserver.users={os.environ.get('LIMITS_VM_USERS', 'root,ordinary')}"
         _make_initial_files(folder, version, command_line)
         for accelerator in ACCELERATORS:
             status = _run(folder, kernels[-1], command_line, accelerator)
@@ -91,7 +92,7 @@ def _run(folder: Path, kernel: str, command_line: str, accelerator: str) -> int 
             return None
         for line in machine.stdout:
             print(line, end="", flush=True)
-            started = started or line.startswith("== root")
+            started = started or line.startswith("== users")
             passed = passed or line.strip() == PASSED
     finally:
         machine.kill()
