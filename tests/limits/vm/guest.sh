@@ -14,7 +14,7 @@ export EXECSERVER_TEST_PATIENCE=120 HOME=/root PATH=/usr/local/bin:/usr/bin:/bin
 mkdir -p /run/checkout/.venv
 tar c --exclude ./.venv --exclude ./.git --exclude ./.interop --exclude ./dist . | tar x -C /run/checkout
 mount --bind .venv /run/checkout/.venv
-mount --bind /run/checkout "$PWD"
+mount --rbind /run/checkout "$PWD"
 cd "$PWD" || exit 1
 # The first sandbox reads its programs from the host.
 .venv/bin/execserver doctor > /dev/null 2>&1
