@@ -12,8 +12,7 @@ SVG_TERM_VERSION := 2.1.1
 CODEX = $(firstword $(wildcard .interop/node_modules/@openai/codex-linux-*/vendor/*/bin/codex) \
 	$(wildcard .interop/node_modules/@openai/codex/vendor/*/bin/codex))
 SERVE := $(CURDIR)/$(BIN)/execserver serve
-# What the probe leaves out: an issue of its own (network proxy).
-PROBE_AREAS := envelope,stdio,handshake,environment,process.start,process.env,process.events,process.read,process.write,process.control,process.tty,fs,http,concurrency,ws,session,sandbox
+PROBE_AREAS := envelope,stdio,handshake,environment,process.start,process.env,process.events,process.read,process.write,process.control,process.tty,fs,http,concurrency,ws,session,sandbox,network
 # A connection over stdio cannot be resumed, so cut_resume is the WebSocket's alone.
 STDIO_SCENARIOS := oneshot,failing,tty,bigout,patch,agents_md,parallel,view_image,leftover,mcp_stdio,interrupt,sandbox_workspace_write,sandbox_read_only,patch_sandboxed
 SCENARIOS := $(STDIO_SCENARIOS),cut_resume
@@ -22,7 +21,7 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 	second-tests background-tests watch docs docs-check first-docs second-docs demo dist release release-tools \
 	release-tests release-check soak faults limits-vm limits-vm-setup fuzz bubblewrap terminal-tools ssh-server \
 	browser runtimes shells container-check integrations interop interop-setup probe relay-probe sandbox-backend \
-	vectors stock-client stock-websocket stock-stdio relay-stock systemd-setup systemd-verify foreign-clients bench \
+	vectors stock-client stock-websocket stock-stdio beside-stock relay-stock systemd-setup systemd-verify foreign-clients bench \
 	bench-gate bench-relay bench-commands clean
 
 # A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
@@ -311,7 +310,7 @@ interop-setup: setup
 # Three at a time, once nothing more is to be installed: they wait more than they work, the probe longest.
 interop: interop-setup bubblewrap systemd-setup ## all of this section; needs $SHARED, npm and systemd's programs
 	$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target \
-		probe stock-websocket vectors relay-stock stock-stdio relay-probe foreign-clients systemd-verify
+		probe stock-websocket vectors relay-stock stock-stdio relay-probe beside-stock foreign-clients systemd-verify
 
 probe: setup ## the conformance probe of the reference
 	test -d $(SHARED)/conformance || { echo "$(SHARED) is missing: set SHARED to the shared folder" >&2; exit 1; }
@@ -344,15 +343,19 @@ stock-websocket: interop-setup
 	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python $(SHARED)/stock_client/run_turn.py \
 		--scenario sandbox_workspace_write,sandbox_read_only,patch_sandboxed \
 		--server-cmd "$(SERVE) --require-sandbox --listen ws://127.0.0.1:{port}"
-	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python -m tests.interop.stock_turns $(SHARED) --scenario mcp_http,kill_server \
+	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python -m tests.interop.stock_turns $(SHARED) --scenario mcp_http,kill_server,managed_network \
 		--server-cmd "$(SERVE) --listen ws://127.0.0.1:{port}"
 
 stock-stdio: interop-setup
 	test -n "$(CODEX)" || { echo "the codex binary is not below .interop: run make interop-setup" >&2; exit 1; }
 	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python $(SHARED)/stock_client/run_turn.py --scenario $(STDIO_SCENARIOS) \
 		--stdio-cmd "$(SERVE) --listen stdio"
-	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python -m tests.interop.stock_turns $(SHARED) --scenario mcp_http \
+	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python -m tests.interop.stock_turns $(SHARED) --scenario mcp_http,managed_network \
 		--stdio-cmd "$(SERVE) --listen stdio"
+
+beside-stock: interop-setup bubblewrap ## our answers beside those of the stock server: discovery, network proxy
+	test -n "$(CODEX)" || { echo "the codex binary is not below .interop: run make interop-setup" >&2; exit 1; }
+	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python -m pytest -q tests/interop/beside_stock.py
 
 # Our relay with stock executors, stock agents and the stock forwarder, and which takes over how fast.
 relay-stock: interop-setup bubblewrap ## our relay with stock executors, agents and forwarders

@@ -6,7 +6,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
-from execprotocol.errors import InvalidParams, InvalidRequest
+from execprotocol.errors import InternalError, InvalidParams, InvalidRequest
 from execprotocol.path_uri import ForeignPath, path_to_uri
 from execserver.api.confinement import READ_ONLY, file_policy, require_limits
 from execserver.api.filesystem import FileConfinement, blocking_calls, request_files
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MAX_ROOTS = 128
 _MAX_REPLY_BYTES = 32 << 20
-_ROOT_SECONDS = 10.0
+_SECONDS = 10.0
 
 
 class DiscoveryHandlers:
@@ -54,14 +54,20 @@ class DiscoveryHandlers:
 
         if type(params.cwd) is ForeignPath:
             raise InvalidParams(f"'{params.cwd}' is invalid on 'linux'", field="cwd")
-        reader = ConfigReader(self._files(caller, None), blocking_calls(caller), self._codex_home)
-        config, requirements = await reader.read(params.cwd)
+        calls = blocking_calls(caller)
+        reader = ConfigReader(self._files(caller, None), calls, self._codex_home)
+        try:
+            async with asyncio.timeout(_SECONDS):
+                config, requirements = await reader.read(params.cwd)
+        except TimeoutError:
+            reason = f"reading it took longer than {_SECONDS:.0f} s"
+            raise InternalError(f"failed to load executor-local config: {reason}") from None
         return {
             "userHomeDir": path_to_uri(self._host.home),
             "codexHomeDir": path_to_uri(self._codex_home),
             "hostname": self._host.hostname,
-            "config": config.selected(params.config_paths),
-            "requirements": requirements.selected(params.requirements_paths),
+            "config": await calls.run(config.selected, params.config_paths),
+            "requirements": await calls.run(requirements.selected, params.requirements_paths),
         }
 
     async def discover_roots(self, caller: Caller, params: DiscoverV1Params) -> DiscoverV1Result:
@@ -88,10 +94,10 @@ class DiscoveryHandlers:
             return empty_root(root.id, str(root.path), fault), 0
         files = self._files(caller, root.sandbox)
         try:
-            async with asyncio.timeout(_ROOT_SECONDS):
+            async with asyncio.timeout(_SECONDS):
                 return await discover_root(files, root.id, root.path, left)
         except TimeoutError:
-            fault = f"the search of the capability root took longer than {_ROOT_SECONDS:.0f} s"
+            fault = f"the search of the capability root took longer than {_SECONDS:.0f} s"
             return empty_root(root.id, path_to_uri(root.path), fault), 0
 
     async def discover_installed(self, caller: Caller, params: DiscoverV2Params) -> DiscoverV2Result:

@@ -23,13 +23,14 @@ from execserver.filesystem.blocking import BlockingCalls
 from execserver.filesystem.files import Files
 
 if TYPE_CHECKING:
-    from execprotocol.environment import ConfigLayers
+    from execprotocol.environment import ConfigLayer, ConfigLayers
 
 Table = dict[str, Any]
 Selector = dict[str, "Selector"] | None
 """Keys to keep, with those below each; None keeps all."""
 
 _MAX_FILE_BYTES = 4 << 20
+_MAX_REPLY_CHARACTERS = 8 << 20
 _MAX_LEVELS = 256
 """Folders between the project and the working directory."""
 
@@ -70,17 +71,26 @@ class Stack(msgspec.Struct):
     cloud_index: int
 
     def selected(self, paths: Iterable[list[str]]) -> ConfigLayers:
-        """The layers that set one of the keys, with those keys only."""
+        """The layers that set one of the keys, with those keys only. May take a while.
+
+        Raises:
+            InternalError: the keys have too many bytes or levels.
+        """
         selector = _selector(paths)
-        kept = [(layer, table) for layer in self.layers if (table := _project(layer.table, selector))]
-        below = [layer for layer, _ in kept if layer in self.layers[: self.cloud_index]]
-        return {
-            "layers": [
-                {"source": layer.source, "baseDir": path_to_uri(layer.folder), "toml": tomli_w.dumps(table)}
-                for layer, table in kept
-            ],
-            "cloudInsertionIndex": len(below),
-        }
+        found: list[ConfigLayer] = []
+        below = 0
+        for index, layer in enumerate(self.layers):
+            try:
+                table = _project(layer.table, selector)
+                toml = tomli_w.dumps(table)
+            except RecursionError:
+                raise _failure(f"{layer.source} has too many levels") from None
+            if table:
+                found.append({"source": layer.source, "baseDir": path_to_uri(layer.folder), "toml": toml})
+                below += index < self.cloud_index
+        if sum(len(layer["toml"]) for layer in found) > _MAX_REPLY_CHARACTERS:
+            raise _failure(f"the keys have more than {_MAX_REPLY_CHARACTERS} characters")
+        return {"layers": found, "cloudInsertionIndex": below}
 
 
 class ConfigReader:

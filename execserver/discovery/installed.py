@@ -8,6 +8,7 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -83,11 +84,14 @@ async def discover_installed(
         user_home: the home folder.
     """
     result = _Result()
+    deadline = time.monotonic() + _SECONDS
     try:
         async with asyncio.timeout(_SECONDS):
             async for location in _locations(files, codex_home, user_home, result.warnings):
                 root, _ = await discover_root(files, "", location.path, MAX_ROOT_BYTES)
-                if root["error"] is None and not result.add(await calls.run(_parse, location, root)):
+                if root["error"] is None and not result.add(
+                    await calls.run(_parse, location, root, deadline)
+                ):
                     break
     except TimeoutError:
         result.warnings.append(TOO_LONG)
@@ -271,11 +275,11 @@ class _Manifest(msgspec.Struct, rename="camel"):
     apps: str | None = None
 
 
-def _parse(location: Location, root: CapabilityRootFiles) -> Findings:
-    """Read the files of a location. Runs in a thread."""
+def _parse(location: Location, root: CapabilityRootFiles, deadline: float) -> Findings:
+    """Read the files of a location until a time of the monotonic clock. Runs in a thread."""
     files, incomplete = root["plugin"], bool(root["warnings"])
     if not location.plugin_id:
-        skills, complete = _skills(root, _discovery_root(location))
+        skills, complete = _skills(root, _discovery_root(location), deadline)
         return Findings(None, skills, incomplete or not complete)
     if files is None:
         return Findings(None, [], True)
@@ -289,7 +293,7 @@ def _parse(location: Location, root: CapabilityRootFiles) -> Findings:
         files["mcpConfig"] = {"path": files["manifest"]["path"], "contents": declared}
     incomplete |= isinstance(servers, str) and files["mcpConfig"] is None
     incomplete |= manifest.apps is not None and files["appsConfig"] is None
-    skills, complete = _skills(root, None)
+    skills, complete = _skills(root, None, deadline)
     plugin: InstalledPlugin = {
         "id": location.plugin_id,
         "displayName": _display_name(manifest, location.path),
@@ -317,7 +321,7 @@ def _discovery_root(location: Location) -> DiscoveryRoot:
 
 
 def _skills(
-    root: CapabilityRootFiles, discovery_root: DiscoveryRoot | None
+    root: CapabilityRootFiles, discovery_root: DiscoveryRoot | None, deadline: float
 ) -> tuple[list[InstalledSkill], bool]:
     """The skills of a root, and whether all could be read."""
     namespaces = {}
@@ -329,6 +333,8 @@ def _skills(
             continue
     found: list[InstalledSkill] = []
     for skill in root["skills"]:
+        if time.monotonic() > deadline:
+            break
         instructions = skill["instructions"]
         folder = os.path.dirname(parse_path_uri(instructions["path"]))
         try:

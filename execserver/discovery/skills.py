@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -13,8 +12,11 @@ if TYPE_CHECKING:
     from execprotocol.environment import SkillDependencies, SkillPolicy, SkillTool
 
 _MAX_NAME = 64
-_MAX_YAML = 64 << 10
-"""Characters of YAML that are parsed: a parser in Python takes some seconds for a megabyte."""
+_MAX_YAML = 16 << 10
+"""Characters of YAML that are parsed: a parser in Python takes half a second for the worst of them."""
+
+_MAX_LEVELS = 32
+"""Levels of YAML that are parsed: a list in a list in a list exceeds Python's stack."""
 
 _PRODUCTS = {
     name: name.lower() for product in ("chatgpt", "codex", "atlas") for name in (product, product.upper())
@@ -219,12 +221,25 @@ def _flag(node: yaml.Node | None) -> bool | None:
 # -- nodes of YAML. Only named ones are looked at: an alias may make a tree of a few lines endless.
 
 
+class _Loader(yaml.SafeLoader):
+    _level = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node that is not too deep."""
+        if self._level == _MAX_LEVELS:
+            raise yaml.YAMLError(f"more than {_MAX_LEVELS} levels")
+        self._level += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._level -= 1
+
+
 def _compose(text: str) -> yaml.Node | None:
     """Parse a document without making values of it: names such as `1.50` stay as they are written."""
-    compose = partial(yaml.compose, Loader=yaml.SafeLoader)
     try:
-        node: yaml.Node | None = compose(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError) as error:
         raise SkillError(f"invalid YAML: {error}") from None
     return node
 

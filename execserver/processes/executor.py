@@ -252,8 +252,7 @@ class Executor:
         self._spawns_this_turn = 0
         woken = 0
         while self._turns and woken < SPAWNS_A_TURN:
-            turn = self._turns.popleft()
-            if not turn.done():
+            if not (turn := self._turns.popleft()).done():
                 turn.set_result(None)
                 woken += 1
         if self._turns:

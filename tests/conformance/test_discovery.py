@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -261,15 +262,17 @@ def test_yaml_that_unfolds_without_end_does_no_harm(start: Start, here: Path) ->
     bomb = "a: &a [x, x]\n" + "".join(
         f"{n}: &{n} [*{p}, *{p}]\n" for p, n in zip("abcdefgh", "bcdefghi", strict=False)
     )
-    deep = "[" * 5000
+    deep = "[" * 10_000
     write(here / "home/.codex/skills/bomb/SKILL.md", f"---\nname: bomb\ndescription: b\n{bomb}---\n")
     write(here / "home/.codex/skills/self/SKILL.md", "---\n&m\nname: self\ndescription: b\nm: *m\n---\n")
-    write(here / "home/.codex/skills/deep/SKILL.md", f"---\nname: deep\ndescription: {deep}\n---\n")
-    write(here / "home/.codex/skills/long/SKILL.md", f"---\nname: long\ndescription: {'d' * 70_000}\n---\n")
-    found = installed(start())
-    names = [each["name"] for each in found["skills"]]
-    assert "bomb" in names
-    assert "long" not in names
+    write(here / "home/.codex/skills/deep/SKILL.md", f"---\nname: deep\ndescription: b\nd: {deep}\n---\n")
+    write(here / "home/.codex/skills/keys/SKILL.md", f"---\nname: keys\ndescription: b\n{'? ' * 8000}\n---\n")
+    write(here / "home/.codex/skills/long/SKILL.md", f"---\nname: long\ndescription: {'d' * 17_000}\n---\n")
+    client = start()
+    began = time.monotonic()
+    found = installed(client)
+    assert time.monotonic() - began < 8
+    assert {each["name"] for each in found["skills"]} == {"bomb", "self", "deep"}
     assert LOST in found["warnings"]
 
 
@@ -283,13 +286,13 @@ def test_what_is_new_is_found_at_once(start: Start, here: Path) -> None:
 
 @pytest.mark.statement("D10")
 def test_a_reply_has_at_most_4_mib(start: Start, here: Path) -> None:
-    for number in range(100):
+    for number in range(300):
         name = f"s{number:03}"
-        text = f"---\nname: {name}\ndescription: {'d' * 60_000}\n---\n"
+        text = f"---\nname: {name}\ndescription: {'d' * 16_000}\n---\n"
         write(here / "home/.codex/skills" / name / "SKILL.md", text)
     found = installed(start())
     size = len(json.dumps(found["skills"]))
-    assert (4 << 20) - 70_000 < size <= 4 << 20
+    assert (4 << 20) - 20_000 < size <= 4 << 20
     assert [each["name"] for each in found["skills"][:2]] == ["s000", "s001"]
     assert found["warnings"] == ["capability discovery size limit reached"]
 
@@ -357,6 +360,7 @@ def test_a_file_that_is_no_toml_is_named(start: Start, here: Path) -> None:
         b"a = 1\n#" + b"x" * (4 << 20): "has more than 4194304 bytes",
         b"projects = 5": "`projects`",
         b"project_root_markers = [1]": "must be an array of strings",
+        b".".join([b"a"] * 5000) + b" = 1": "has too many levels",
     }.items():
         write(config, content)
         failure = client.refused("environmentConfig/read", asked(here))

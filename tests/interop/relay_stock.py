@@ -41,7 +41,7 @@ TAKE_OVER_SECONDS = 2.0
 """From the end of an executor to the first command on its standby."""
 
 TURNS_ON_OURS = (
-    "tty,parallel,leftover,interrupt,sandbox_workspace_write",
+    "tty,parallel,leftover,interrupt,sandbox_workspace_write,managed_network",
     "oneshot,failing,bigout,patch,agents_md,view_image,patch_sandboxed,relay_cut",
 )
 TURNS_ON_STOCK = ("oneshot,patch,bigout",)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.interop.stock_turns import add_scenarios
 from tests.support.servers import server_of
 
 TICKS = 10
@@ -230,6 +231,7 @@ def main(argv: list[str]) -> int:
     sys.path.insert(0, str(folder))
     run_turn: Any = importlib.import_module("run_turn")
     scenarios: Any = importlib.import_module("scenarios")
+    add_scenarios()
     taps: Any = importlib.import_module("taps")
 
     variables: dict[str, str] = {}

@@ -347,6 +347,8 @@ def test_the_death_of_both_daemons_ends_the_proxies(make_host: MakeHost) -> None
     waiting(host, host.tree())
     found = [each.pid for each in network_programs(host.server.pid)]
     server = server_of(host.server.pid, DEADLINE)
+    # Stopped, it cannot begin to end the service when the supervisor dies.
+    os.kill(server, signal.SIGSTOP)
     os.kill(host.server.pid, signal.SIGKILL)
     os.kill(server, signal.SIGKILL)
     wait_for(lambda: not any(map(psutil.pid_exists, found)), "the end of the proxies")

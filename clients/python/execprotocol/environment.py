@@ -347,7 +347,7 @@ class DiscoverV2Params(Params):
 
     These are below `plugins/cache` and `skills` of `CODEX_HOME`, `.agents/skills` of the home folder and
     `/etc/codex/skills`. The search has the limits of `capabilityRoots/discoverV1` and ends after 10 seconds;
-    the YAML of a skill has at most 64 KiB, and a reply 2048 plugins and skills and 4 MiB.
+    the YAML of a skill has at most 16 KiB, and a reply 2048 plugins and skills and 4 MiB.
     """
 
     cwd: PathUri

@@ -39,12 +39,11 @@ unset __execserver_fd
 
 DUMP = r"""__execserver_0=$? __execserver_1=$_ __execserver_2=$- __execserver_3="${PIPESTATUS[*]}"
 \builtin printf '%s\0' MARK status "$__execserver_0" statuses "$__execserver_3" last "$__execserver_1" \
-flags "$__execserver_2" options "$SHELLOPTS" shopts "$BASHOPTS" arguments "$# $*" background "${!-}" \
+flags "$__execserver_2" options "$SHELLOPTS" shopts "$BASHOPTS" arguments "$0 $# $*" background "${!-}" \
 folder "$PWD" ifs "$IFS" traps
 \builtin trap -p
 \builtin set +efuvx
 \builtin shopt -u nullglob failglob dotglob nocaseglob
-\builtin unset -v GLOBIGNORE
 IFS=$' \t\n'
 \builtin printf '\0%s\0' umask
 \builtin umask
@@ -65,6 +64,7 @@ IFS=$' \t\n'
 \builtin printf '\0%s\0' variables
 \builtin declare -p
 \builtin printf '\0'
+\builtin unset -v GLOBIGNORE
 for __execserver_0 in "${!BASH_ALIASES[@]}"; do
 \builtin printf '%s\0' "alias:$__execserver_0"
 \builtin alias -- "$__execserver_0"
@@ -100,8 +100,8 @@ COUNT_PROCESSES = """for __execserver_0 in /proc/[0-9]*/; do \\builtin printf '%
 
 _CHANGING = frozenset(
     b"""_ BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND
-    BASH_EXECUTION_STRING BASH_LINENO BASH_MONOSECONDS BASH_SOURCE BASH_SUBSHELL BASH_TRAPSIG COMP_WORDBREAKS
-    DIRSTACK EPOCHREALTIME EPOCHSECONDS FUNCNAME GROUPS HISTCMD IFS LINENO PIPESTATUS PPID RANDOM SECONDS
+    BASH_EXECUTION_STRING BASH_LINENO BASH_MONOSECONDS BASH_SOURCE BASH_SUBSHELL BASH_TRAPSIG DIRSTACK
+    EPOCHREALTIME EPOCHSECONDS FUNCNAME GROUPS HISTCMD IFS LINENO PIPESTATUS PPID RANDOM SECONDS
     SHELLOPTS SRANDOM""".split()
 )
 """Variables that have another value each time, or that stand in another section."""
@@ -231,15 +231,21 @@ def _options(plain: Dump, login: Dump) -> Iterator[bytes]:
 
 
 def _last_command(login: Dump) -> Iterator[bytes]:
-    """Leaves `$_`, `$?` and `PIPESTATUS`. `errexit` does not mind the left side of `&&`."""
+    """Leaves `$_`, `$?` and `PIPESTATUS`. `errexit` minds neither a condition nor the left of `&&`."""
     last, statuses = quoted(login[b"last"]), login[b"statuses"].split()
     if statuses == [b"1"]:
-        yield b"\\builtin false " + last + b" && :"
-        return
-    yield b"\\builtin : " + last
-    if statuses != [b"0"]:
-        guard = b"" if login[b"status"] == b"0" else b" && :"
-        yield b" | ".join(b"(exit %b)" % status for status in statuses) + guard
+        command = b"\\builtin false " + last
+    else:
+        yield b"\\builtin : " + last
+        if statuses == [b"0"]:
+            return
+        command = b" | ".join(b"(exit %b)" % status for status in statuses)
+    if login[b"status"] != b"0":
+        yield command + b" && :"
+    elif set(statuses) == {b"0"}:
+        yield command
+    else:
+        yield b"if " + command + b"; then :; fi"
 
 
 def _limits(plain: Dump, login: Dump) -> Iterator[bytes]:

@@ -107,20 +107,20 @@ def require_restorable(plain: Dump, login: Dump) -> None:
             raise UnfitError(meaning)
 
 
-def require_equal(dump: Dump, login: Dump, complaint: str) -> None:
+def require_equal(dump: Dump, login: Dump, reason: str) -> None:
     """Compare the state of a shell with that of a login shell.
 
     Args:
         dump: the state.
         login: that of the login shell.
-        complaint: what is said of a section that differs.
+        reason: what is said of a section that differs.
 
     Raises:
         UnfitError: they differ; the text names the section.
     """
     for section in sorted({*dump, *login}):
         if dump.get(section) != login.get(section):
-            raise UnfitError(f"its state ({os.fsdecode(section)}) {complaint}")
+            raise UnfitError(f"its state ({os.fsdecode(section)}) {reason}")
 
 
 def require_kept(before: Variables, after: Variables, dropped: Callable[[str], bool]) -> None:

@@ -64,7 +64,7 @@ class QuietRuns:
             OSError, ValueError, RpcError: it cannot be started.
         """
         loop = asyncio.get_running_loop()
-        confinement = None if confine is None else await loop.run_in_executor(None, confine)
+        confinement = None if confine is None else await self._confined(confine)
         try:
             await self._executor.wait_for_turn()
             number = (1 << NUMBER_BITS) - 1 - _next_number() % _NUMBERS
@@ -92,6 +92,19 @@ class QuietRuns:
         finally:
             if confinement is not None:
                 loop.run_in_executor(None, self._sandboxes.release, confinement)
+
+    async def _confined(self, confine: Callable[[], Confinement]) -> Confinement:
+        making = asyncio.get_running_loop().run_in_executor(None, confine)
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(self._release)
+            raise
+
+    def _release(self, made: asyncio.Future[Confinement]) -> None:
+        """Release a confinement that no shell was waiting for any more."""
+        if not made.cancelled() and made.exception() is None:
+            made.get_loop().run_in_executor(None, self._sandboxes.release, made.result())
 
     def _spawn(self, spec: LaunchSpec, number: int) -> Spawned:
         killer = self._executor.tree_killer

@@ -42,8 +42,9 @@ CAPTURE_SECONDS = 10.0
 MAX_SNAPSHOTS = 32
 """A session; the least recently used one goes first."""
 
-MAX_ATTEMPTS = 8
-"""To make a snapshot for the same starts. A profile that changes its own files would make one each time."""
+MAX_ATTEMPTS, PAUSE_SECONDS = 8, 60.0
+"""Snapshots for the same starts, each within this time after the one before. Then login shells are cheaper,
+for as long: something changes the files of the profile all the time."""
 
 _OF_THE_CALL = "CODEX_TOOL_CALL_ID"
 """A variable with another value for each command, which makes no other snapshot."""
@@ -69,27 +70,38 @@ class Snapshot(msgspec.Struct, frozen=True):
     obstacle: str | None
     files: StartupFiles | None = None
     attempts: int = 1
-    """How many snapshots were made for the same starts."""
+    """How many snapshots were made for the same starts, one soon after the other."""
     kind: ShellKind = bash
+    made_at: float = msgspec.field(default_factory=time.monotonic)
 
     @contextmanager
     def opened(self) -> Iterator[Callable[[LaunchSpec], LaunchSpec]]:
         """The descriptor of the script, for the time of a spawn. The function that is returned makes of the
-        launch of a login shell that of a shell with this snapshot.
-
-        Raises:
-            OSError: no descriptor or no memory is left.
+        launch of a login shell that of a shell with this snapshot, and changes nothing if there is none.
         """
-        if self.script is None:
+        fd = None if self.script is None else _memory_file(self.script)
+        if fd is None:
             yield lambda spec: spec
             return
-        fd = os.memfd_create("shell-snapshot", os.MFD_CLOEXEC)
         try:
-            with open(fd, "wb", closefd=False) as file:
-                file.write(self.script)
             yield partial(self.kind.launch, fd)
         finally:
             os.close(fd)
+
+
+def _memory_file(script: bytes) -> int | None:
+    """A file with the script; None if no descriptor or no memory is left."""
+    try:
+        fd = os.memfd_create("shell-snapshot", os.MFD_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(script)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
 
 
 class _Start(msgspec.Struct, frozen=True):
@@ -146,7 +158,9 @@ class Snapshots:
             task = self._begin(start, 1)
         elif task.done() and not await _is_true(task.result()):
             newer = kept.get(key, task)  # another start may have begun one meanwhile
-            task = newer if newer is not task else self._begin(start, task.result().attempts + 1)
+            old = task.result()
+            attempt = 1 if _age(old) > PAUSE_SECONDS else old.attempts + 1
+            task = newer if newer is not task else self._begin(start, attempt)
         kept[key] = task
         kept.move_to_end(key)
         while len(kept) > MAX_SNAPSHOTS:
@@ -188,11 +202,14 @@ class Snapshots:
         files = None
         try:
             first = start.kind.startup_files(variables)
-            files = await asyncio.to_thread(StartupFiles, first, variables, start.spec.cwd)
+            async with asyncio.timeout(CAPTURE_SECONDS):
+                files = await asyncio.to_thread(StartupFiles, first, variables, start.spec.cwd)
             if files.changed_since(began):
                 script, files, obstacle = None, None, "the files of the profile have just changed"
         except UnfitError as error:
             script, obstacle = None, f"the profile cannot be kept: {error}"
+        except TimeoutError:
+            script, obstacle = None, f"to look at its files takes longer than {CAPTURE_SECONDS:g} s"
         if obstacle is not None:
             log.info("a command runs in a login shell, without a snapshot", reason=obstacle)
         return Snapshot(script, obstacle, files, attempt, start.kind)
@@ -223,8 +240,12 @@ class Snapshots:
 async def _is_true(snapshot: Snapshot) -> bool:
     """Whether a snapshot says what a new one would say."""
     if snapshot.attempts > MAX_ATTEMPTS:
-        return True
+        return _age(snapshot) < PAUSE_SECONDS
     return snapshot.files is not None and await asyncio.to_thread(snapshot.files.unchanged)
+
+
+def _age(snapshot: Snapshot) -> float:
+    return time.monotonic() - snapshot.made_at
 
 
 def _unusable(params: StartParams) -> str | None:

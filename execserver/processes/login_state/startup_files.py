@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from execserver.processes.login_state import UnfitError
 
@@ -23,6 +24,9 @@ MAX_TEXT_BYTES = 4 << 20
 
 _MAX_FILE_BYTES = 512 << 10
 """A larger file is watched and not searched."""
+
+_CLOCK_NS = 10_000_000
+"""How much the clock that stamps files may lag behind."""
 
 _WORD = re.compile(rb"(?:~|\$\w+|\$\{\w+\}|\.{1,2})?/[\w.,:@%+*?/${}~-]*")
 _VARIABLE = re.compile(rb"\$\{?(\w+)\}?")
@@ -74,8 +78,9 @@ class StartupFiles:
         return all(look(path, self._volatile) == seen for path, seen in self._seen.items())
 
     def changed_since(self, time_ns: int) -> bool:
-        """Whether a file has changed since a time (`time.time_ns`)."""
-        return any(seen is not None and max(seen[3:], default=0) >= time_ns for seen in self._seen.values())
+        """Whether a file has changed since a time (`time.time_ns`), or a moment before."""
+        since = time_ns - _CLOCK_NS
+        return any(seen is not None and max(seen[3:], default=0) >= since for seen in self._seen.values())
 
     def _add_all(self, first: Iterable[str]) -> None:
         pending = [*first]
@@ -87,7 +92,7 @@ class StartupFiles:
                 raise UnfitError(f"its files name more than {MAX_PATHS} paths")
             seen = self._seen[path] = look(path, self._volatile)
             if "*" in path or "?" in path:
-                pending += glob.glob(path)
+                pending += islice(glob.iglob(path), MAX_PATHS)
             elif seen is None:
                 continue
             elif stat.S_ISDIR(seen[2]):

@@ -39,7 +39,7 @@ ZSH_EXECUTION_STRING=${ZSH_EXECUTION_STRING#*;}
 
 DUMP = r"""__execserver_0=$? __execserver_1=$_ __execserver_2=$- __execserver_3="$pipestatus"
 \builtin printf '%s\0' MARK status "$__execserver_0" statuses "$__execserver_3" last "$__execserver_1" \
-flags "$__execserver_2" arguments "$# $*" background "$!" folder "$PWD" options
+flags "$__execserver_2" arguments "$0 $# $*" background "$!" folder "$PWD" options
 \builtin setopt
 \builtin printf '\0%s\0' off
 \builtin unsetopt

@@ -34,6 +34,7 @@ class Home:
         path = self.folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
+        time.sleep(0.02)  # a profile that has just changed makes no snapshot yet
         return path
 
     def program(self, name: str, text: str) -> None:

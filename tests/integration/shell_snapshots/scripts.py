@@ -47,11 +47,27 @@ umask 027
 ulimit -Sn 333; ulimit -Sc 0
 hash -p /bin/true hashed_true
 complete -W 'a b' plain
+COMP_WORDBREAKS=' :'
 builtin cd /usr/share; builtin cd /usr
 (exit 5)
 """
 
-PLAIN_BASH = 'export PLAIN=plain PATH="$HOME/bin:$PATH"\n[ -f /nowhere ] && . /nowhere\n'
+PLAIN_BASH = """
+export PLAIN=plain PATH="$HOME/bin:$PATH"
+[ -f /nowhere ] && . /nowhere
+"""
+
+DEBIAN_BASH = """
+# ~/.profile: executed by the command interpreter for login shells.
+if [ -n "$BASH_VERSION" ]; then
+    if [ -f "$HOME/.bashrc" ]; then
+\t. "$HOME/.bashrc"
+    fi
+fi
+if [ -d "$HOME/bin" ] ; then
+    PATH="$HOME/bin:$PATH"
+fi
+"""
 
 STRICT_BASH = """
 set -euo pipefail
@@ -132,7 +148,7 @@ SCRIPTS = {
     "return outside": "return 3; echo $?",
     "logout": "echo before; logout",
     "exit runs the logout file": "exit 0",
-    "completions": "complete -p; compgen -W 'x y'; compgen -A function | head -3",
+    "completions": "complete -p; echo $COMP_WORDBREAKS; compgen -W 'x y'; compgen -A function | head -3",
     "history": "set -o | grep history; history | wc -l; echo $HISTFILE",
     "prompt": 'echo "$PS1"; echo $PROMPT_COMMAND',
     "execution string": 'echo "$BASH_EXECUTION_STRING"; echo ${BASH_ENV-unset}',

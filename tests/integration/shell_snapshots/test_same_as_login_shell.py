@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.shell_snapshots.homes import Home
 from tests.integration.shell_snapshots.scripts import (
+    DEBIAN_BASH,
     PLAIN_BASH,
     RICH_BASH,
     RICH_ZSH,
@@ -42,6 +43,11 @@ def plain(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 @pytest.fixture(scope="module")
+def debian(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return Home(client, tmp_path_factory.mktemp("debian"), DEBIAN_BASH, ".profile")
+
+
+@pytest.fixture(scope="module")
 def strict(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Home:
     return Home(client, tmp_path_factory.mktemp("strict"), STRICT_BASH)
 
@@ -62,8 +68,10 @@ OF_ANY_PROFILE = [
 
 
 @pytest.mark.parametrize("name", OF_ANY_PROFILE)
-def test_a_script_does_the_same_after_a_small_or_strict_profile(name: str, plain: Home, strict: Home) -> None:
-    for home in (plain, strict):
+def test_a_script_does_the_same_after_a_small_or_strict_profile(
+    name: str, plain: Home, debian: Home, strict: Home
+) -> None:
+    for home in (plain, debian, strict):
         snapshot = home.run(BASH, SCRIPTS[name], snapshot=True)
         assert snapshot.obstacle is None
         assert snapshot == home.run(BASH, SCRIPTS[name], snapshot=False)

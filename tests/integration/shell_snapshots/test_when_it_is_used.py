@@ -156,6 +156,17 @@ def test_an_edited_profile_takes_effect_at_once(make_home: MakeHome) -> None:
     assert home.run(BASH, script, snapshot=True).obstacle is None
 
 
+def test_a_profile_that_changes_its_own_files_is_given_up(make_home: MakeHome) -> None:
+    home = make_home(COUNTED + "date +%N >~/.changed\nexport A=1\n")
+    results = [home.run(BASH, "echo $A", snapshot=True) for _ in range(11)]
+    assert {result.stdout for result in results} == {b"1\n"}
+    reasons = [result.obstacle for result in results]
+    assert reasons == [reasons[0]] * 8 + ["the files of the profile change all the time"] * 3
+    runs = count_runs(home)
+    home.run(BASH, "echo $A", snapshot=True)
+    assert count_runs(home) == runs + 1
+
+
 def test_each_folder_environment_and_scope_has_its_own(make_home: MakeHome) -> None:
     home = make_home(COUNTED + "export WHERE=$PWD GIVEN=$OTHER\n")
     starts: list[dict[str, Json]] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,13 @@ SHELL = Shell(BASH, "/bin/bash")
 def home(tmp_path: Path) -> Path:
     folder = tmp_path / "home_of_the_model"
     folder.mkdir()
-    (folder / ".bash_profile").write_text('printf x >>/"$HOME"/runs\nf() { echo "f $1"; }\n')
+    write_profile(folder, 'printf x >>/"$HOME"/runs\nf() { echo "f $1"; }\n')
     return folder
+
+
+def write_profile(home: Path, text: str) -> None:
+    (home / ".bash_profile").write_text(text)
+    time.sleep(0.02)  # a profile that has just changed makes no snapshot yet
 
 
 def config(home: Path, *, shell_snapshot: bool = True) -> ToolsConfig:
@@ -61,7 +67,7 @@ async def test_each_command_runs_the_profile_without_the_setting(make: Make, hom
 
 @ONE_TRANSPORT
 async def test_the_sandbox_of_the_tools_holds_for_the_profile(make: Make, home: Path) -> None:
-    (home / ".bash_profile").write_text("{ : >~/escaped; } 2>/dev/null; export A=1\n")
+    write_profile(home, "{ : >~/escaped; } 2>/dev/null; export A=1\n")
     tools = make(sandbox=INSIDE, config=config(home), shell=SHELL)
 
     results = [await tools.call("shell_command", {"command": "echo $A"}) for _ in range(2)]
@@ -72,7 +78,7 @@ async def test_the_sandbox_of_the_tools_holds_for_the_profile(make: Make, home: 
 
 @ONE_TRANSPORT
 async def test_the_reason_for_a_login_shell_is_reported_once(make: Make, home: Path) -> None:
-    (home / ".bash_profile").write_text("export MY_API_KEY=s3cret; f() { echo $MY_API_KEY; }\n")
+    write_profile(home, "export MY_API_KEY=s3cret; f() { echo $MY_API_KEY; }\n")
     events: list[ToolEvent] = []
     tools = make(sandbox=DangerFullAccess(), config=config(home), shell=SHELL, events=events.append)
 

@@ -83,9 +83,8 @@ class ToolsConfig:
     Some hosts give up on a call after 60 s."""
     shell_snapshot: bool = False
     """Whether the state that the account's profile leaves in a shell is restored instead of running the
-    profile for each command (`SnapshotUnused` says where that cannot be). It pays with a profile that takes
-    longer than a command: a snapshot takes three to four times as long as a login shell, once for each
-    folder."""
+    profile for each command (`SnapshotUnused` says where that cannot be). It pays with a slow profile:
+    the first command of each folder waits until the profile has run twice."""
     clean_terminal: bool = False
     """Whether models get the text of a terminal without escape sequences, echo and prompt."""
 
