@@ -179,7 +179,7 @@ class Leaf:
         return texts
 
     def _watch_memory(self, folder: Folder) -> None:
-        # A count that nobody reads stays in the eventfd, so a new server learns of it.
+        # A count that is not read stays in the eventfd, so a new server learns of it.
         events = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         control = -1
         try:
