@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.faults.service import Service
@@ -163,6 +164,30 @@ def test_the_next_service_sweeps_what_a_killed_one_has_left(folder: Path) -> Non
     second = serve(folder)
     try:
         wait_for(lambda: not any(each.exists() for each in left))
+    finally:
+        second.end()
+
+
+def test_a_child_that_waits_for_its_group_ends_with_the_daemons(folder: Path) -> None:
+    """It has copies of all descriptors of the server, and nothing else would end it."""
+    service = Service("unix", folder, env={"EXECSERVER_FAULT_POINT": "limits-gated"})
+    before = groups_of_services()
+    client = connected(service)
+    params = client.start_params(["/bin/sh", "-c", f"touch {folder}/ran"], limits={"pids": 4})
+    client.request("process/start", params)
+    server = psutil.Process(service.server_pid)
+    wait_for(lambda: server.status() == psutil.STATUS_STOPPED)
+    [child] = server.children()
+    assert child.is_running()
+    os.kill(service.pid, signal.SIGSTOP)  # so that it cannot clean up after its server
+    os.kill(server.pid, signal.SIGKILL)
+    os.kill(service.pid, signal.SIGKILL)
+    service.end()
+    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    assert not (folder / "ran").exists()
+    second = Service("unix", folder)
+    try:
+        wait_for(lambda: not any(each.name.isdigit() for each in groups_of_services() - before))
     finally:
         second.end()
 
