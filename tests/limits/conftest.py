@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.limits.groups import groups_of_services
+from tests.limits.groups import abandoned_groups
 from tests.support.wire import Client, Server
 
 
@@ -14,11 +14,11 @@ from tests.support.wire import Client, Server
 def server(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server on a Unix socket. It must leave no control group behind."""
     folder = tmp_path_factory.mktemp("limits")
-    before = groups_of_services()
+    before = abandoned_groups()
     server = Server(f"unix://{folder}/socket", env=environment, cwd=folder)
     yield server
     assert server.stop() == 0
-    assert groups_of_services() <= before
+    assert abandoned_groups() <= before
 
 
 @pytest.fixture

@@ -6,10 +6,12 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from execserver import descendants
 from execserver.limits import hierarchies
 from tests.support.wire import Client, Json, Process
 
@@ -28,10 +30,28 @@ def may_make_groups() -> bool:
 needs_groups = pytest.mark.skipif(not may_make_groups(), reason="this account may make no control groups")
 
 
-def groups_of_services() -> set[Path]:
-    """All groups of services below our own, and their leaves."""
+def leaves_of_service(server: int) -> set[Path]:
+    """The leaves of the service with this server or supervisor. Other tests have services, too."""
+    instances = {
+        descendants.split_tag(descendants.tag_of(pid) or 0)
+        for pid in (server, *descendants.children_of(server))
+    }
+    names = {f"{hierarchies.PREFIX}{instance[0]}" for instance in instances if instance is not None}
     groups = [Path(group) for group in hierarchies.groups_of_services()]
-    return {*groups, *(leaf for group in groups for leaf in _subfolders(group))}
+    return {leaf for group in groups if group.name in names for leaf in _subfolders(group)}
+
+
+def abandoned_groups() -> set[Path]:
+    """The groups of services that do not live any more: those whose lock is free."""
+    # FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE, each with a number before it; looking must not lock.
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    locked = {int(line[5].rpartition(":")[2]) for line in lines if line[1] == "FLOCK"}
+    found = set()
+    for group in map(Path, hierarchies.groups_of_services()):
+        with suppress(FileNotFoundError):  # it was removed meanwhile
+            if group.stat().st_ino not in locked:
+                found.add(group)
+    return found
 
 
 def _subfolders(folder: Path) -> Iterator[Path]:
