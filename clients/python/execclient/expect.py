@@ -253,8 +253,7 @@ class RemoteSpawn(_Terminal):
         sandbox: of the command, as for `Executor.start`, like the next three.
         network: the hosts that it may reach.
         id: the name of the process in its session.
-        if_exists: with `attach`, a command of this `id` that was started in the same way is taken over, with
-            its output from the first byte.
+        if_exists: with `attach`, a command of this `id`, started alike, is taken over, its whole output, too.
 
     Raises:
         ExecServerError: the command could not be started, or the daemon not be reached.
