@@ -6,10 +6,12 @@ import os
 import re
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from execserver import descendants
 from execserver.limits import hierarchies
 from tests.support.wire import PATIENCE, Client, Json, Process
 
@@ -45,8 +47,29 @@ def remove_group(pid: int) -> None:
         os.rmdir(f"{DELEGATED}/{pid}")
 
 
-def groups_of_services() -> set[Path]:
-    """All groups of services below ours, and their leaves."""
+def leaves_of_service(server: int) -> set[Path]:
+    """The leaves of the service with this server or supervisor. Other tests have services, too."""
+    tags = (descendants.tag_of(pid) for pid in (server, *descendants.children_of(server)))
+    instances = {parts[0] for tag in tags if tag is not None and (parts := descendants.split_tag(tag))}
+    names = {f"{hierarchies.PREFIX}{instance}" for instance in instances}
+    return {each for each in _groups_and_leaves() if each.name.isdigit() and each.parent.name in names}
+
+
+def abandoned_groups() -> set[Path]:
+    """The groups of services that do not live any more: those whose lock is free."""
+    # FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE, each with a number before it; looking must not lock.
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    locked = {int(line[5].rpartition(":")[2]) for line in lines if line[1] == "FLOCK"}
+    found = set()
+    for group in _groups_and_leaves():
+        with suppress(FileNotFoundError):  # it was removed meanwhile
+            if not group.name.isdigit() and group.stat().st_ino not in locked:
+                found.add(group)
+    return found
+
+
+def _groups_and_leaves() -> set[Path]:
+    """Those of all services below ours."""
     roots = [each.folder for each in hierarchies.find_hierarchies()] if DELEGATED is None else [DELEGATED]
     found: set[Path] = set()
     for root in roots:

@@ -14,8 +14,8 @@ from tests.limits.groups import (
     MIB,
     PYTHON,
     exited,
-    groups_of_services,
     leaves_of,
+    leaves_of_service,
     needs_groups,
     start,
     wait_for,
@@ -219,12 +219,12 @@ def test_a_limited_command_has_its_terminal(client: Client) -> None:
     ],
 )
 def test_a_program_that_cannot_be_executed_is_reported_as_without_limits(
-    client: Client, program: str, text: str
+    client: Client, server: Server, program: str, text: str
 ) -> None:
     for limits in (None, {"pids": 5}):
         with pytest.raises(ReplyError, match=text):
             client.call("process/start", client.start_params([program], limits=limits))
-    wait_for(lambda: not any(each.name.isdigit() for each in groups_of_services()))
+    wait_for(lambda: not leaves_of_service(server.pid))
 
 
 @pytest.mark.statement("P41")
@@ -280,7 +280,7 @@ def test_a_leaf_goes_with_the_last_process_in_it(client: Client, server: Server)
     process = start(client, "setsid sleep 60 > /dev/null 2>&1 < /dev/null & echo $!", {"pids": 9})
     exited(process)
     child = int(process.output)
-    leaves = [each for each in groups_of_services() if each.name.isdigit() and _procs(each) == [child]]
+    leaves = [each for each in leaves_of_service(server.pid) if _procs(each) == [child]]
     assert leaves, "the process that was left running is in the leaf"
     process.terminate("tree")
     wait_for(lambda: not any(each.exists() for each in leaves))
