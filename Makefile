@@ -19,9 +19,9 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
 .PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
 	second-tests background-tests watch docs docs-check first-docs second-docs demo dist release release-tools \
-	release-tests release-check soak faults fuzz bubblewrap terminal-tools ssh-server browser runtimes shells \
-	container-check integrations interop interop-setup probe relay-probe sandbox-backend vectors stock-client \
-	stock-websocket stock-stdio beside-stock relay-stock systemd-setup systemd-verify foreign-clients bench \
+	release-tests release-check soak faults limits-vm limits-vm-setup fuzz bubblewrap terminal-tools ssh-server \
+	browser runtimes shells container-check integrations interop interop-setup probe relay-probe sandbox-backend \
+	vectors stock-client stock-websocket stock-stdio beside-stock relay-stock systemd-setup systemd-verify foreign-clients bench \
 	bench-gate bench-relay bench-commands clean
 
 # A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
@@ -190,18 +190,27 @@ $(RELEASE)/.ready: pyproject.toml constraints.txt
 release-tests: setup release-tools bubblewrap ## a release twice, the same bytes; pipx and uvx; types from the wheel
 	$(BIN)/python -m pytest -q --durations=10 --durations-min=1 tests/release
 
-release-check: ## test, docs-check, release-tests, integrations, interop and sandbox-backend, whatever changed
+release-check: ## test, docs-check, release-tests, integrations, interop, sandbox-backend, limits-vm, whatever changed
 	$(MAKE) test
 	$(MAKE) docs-check
 	$(MAKE) release-tests
 	$(MAKE) integrations
 	$(MAKE) interop
+	$(MAKE) limits-vm
 	$(MAKE) sandbox-backend
 
 ##@ Longer tests
 
 soak: setup ## 10,000 commands, then look for what they left behind
 	EXECSERVER_SOAK_COMMANDS=10000 $(BIN)/python -m pytest -q tests/soak --timeout 900
+
+limits-vm-setup:
+	$(call install,test -x /usr/lib/qemu/virtiofsd && ls /boot/vmlinuz-*-cloud-amd64 >/dev/null && test -x /bin/busybox && command -v cpio >/dev/null,qemu-system-x86 linux-image-cloud-amd64 busybox-static cpio,QEMU 7 with virtiofsd or a cloud kernel or busybox)
+
+# The processor is emulated where KVM does not work. LIMITS_VM_TESTS picks a part, as -k, and LIMITS_VM_USERS root or
+# ordinary.
+limits-vm: setup limits-vm-setup ## the tests of limits in a machine with cgroup v2, as root and as an ordinary user
+	$(BIN)/python -m tests.limits.vm.machine
 
 # FAULTS='-k take_over' picks a part.
 faults: setup ## kill, cut, fill and starve the daemon in every state, and at every step of a patch

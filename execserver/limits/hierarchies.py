@@ -60,6 +60,21 @@ def find_hierarchies(proc: str = "/proc") -> list[Hierarchy]:
     return list(found.values())
 
 
+def obstacle(hierarchy: Hierarchy) -> str | None:
+    """Why a daemon in this group could make no groups below it; None if it could. Makes none."""
+    folder = hierarchy.folder
+    needed = [folder]
+    if hierarchy.version == 2:
+        needed += [f"{folder}/cgroup.procs", f"{folder}/cgroup.subtree_control"]
+    if not all(os.access(path, os.W_OK) for path in needed):
+        return f"{folder} is not delegated to this user"
+    if hierarchy.version == 1 or hierarchy.may_hold_processes:
+        return None
+    with open(f"{folder}/cgroup.procs", encoding="ascii") as file:
+        others = {int(pid) for pid in file.read().split()} - {os.getpid()}
+    return f"{folder} holds other processes, such as {min(others)}" if others else None
+
+
 def groups_of_services() -> list[str]:
     """The groups of all services below the daemon's own one, also of services that are gone."""
     found: list[str] = []

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.limits.groups import groups_of_services
+from tests.limits.groups import PREFIX, groups_of_services, remove_group
 from tests.support.wire import Client, Server
 
 
@@ -15,9 +15,10 @@ def server(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
     """A server on a Unix socket. It must leave no control group behind."""
     folder = tmp_path_factory.mktemp("limits")
     before = groups_of_services()
-    server = Server(f"unix://{folder}/socket", env=environment, cwd=folder)
+    server = Server(f"unix://{folder}/socket", env=environment, cwd=folder, prefix=PREFIX)
     yield server
     assert server.stop() == 0
+    remove_group(server.pid)
     assert groups_of_services() <= before
 
 

@@ -434,6 +434,11 @@ class Process:
         return self._core.cause
 
     @property
+    def limit(self) -> Mapping[str, Any] | None:
+        """The one of its `limits` that ended the process: `which` (`memory`, `wall`) and its `value`."""
+        return self._core.limit
+
+    @property
     def failure(self) -> str | None:
         """Why the sandbox failed before the command began; known after `wait`."""
         return self._core.failure
