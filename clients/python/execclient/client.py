@@ -442,6 +442,8 @@ class connect:  # noqa: N801 - called like a function, as `open`
             session_id=session_id,
             keep=keep,
         )
+        arguments.check_handler(on_network_request, "on_network_request")
+        arguments.check_handler(on_network_decision, "on_network_decision")
         self._handlers = NetworkHandlers(on_network_request, on_network_decision)
         self._ttl = arguments.time_to_live(ttl)
         self._resumes = session_id is not None

@@ -142,6 +142,7 @@ def _connecting(open_: Callable[P, AbstractAsyncContextManager[core.Executor]]) 
         """
         for name in _HANDLERS:
             if (handler := kwargs.get(name)) is not None:
+                arguments.check_handler(handler, name)
                 kwargs[name] = _in_a_thread(cast("Callable[[Any], object]", handler))
         thread = LoopThread(lambda: open_(*args, **kwargs))
         try:
