@@ -33,9 +33,9 @@ server, or what they send arrives at one."""
 _AT_ONCE = 16
 _SECONDS, _READ_S, _CONNECT_S = 12.0, 4.0, 2.0
 
-LISTED, ALL, LIMITED = "listed", "all", "limited"
+LISTED, ALL, LIMITED, ANY = "listed", "all", "limited", "any"
 """Rules of a proxy, which permits ok.test and names of local addresses, all but evil.test, or reading from
-ok.test."""
+ok.test. What has the rules `any` is no attempt: it is permitted by all of them."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +205,10 @@ def _shell(name: str, script: str, rules: str = LISTED, *, by_proxy: bool = Fals
     _add(name, make, rules, by_proxy=by_proxy)
 
 
+# ------------------------------------------------------------------ what is permitted
+
+_http("reading from a permitted host", _head("GET http://ok.test/TOKEN"), rules=ANY)
+
 # ------------------------------------------------------------------ literal addresses
 
 for _name, _literal in (
@@ -363,6 +367,8 @@ for _name, _target in (
 _OK, _EVIL = "Host: ok.test", "Host: evil.test"
 _PLAIN = "GET http://ok.test/TOKEN"
 _HIDDEN = _head("GET http://evil.test/TOKEN", _EVIL)
+_HOMOGRAPH = "\u043ek.test"
+"""It looks like ok.test, and is xn--k-0tb.test."""
 _WEBSOCKET = (
     "Connection: Upgrade",
     "Upgrade: websocket",
@@ -380,11 +386,14 @@ for _name, _bytes in (
     ("a denied Host behind a bare CR", _head(_PLAIN, _OK, f"X: y\r{_EVIL}")),
     ("a denied Host of HTTP/1.0", _head(_PLAIN, _EVIL, version="1.0")),
     ("a WebSocket of a denied host", _head("GET http://evil.test/TOKEN", _EVIL, *_WEBSOCKET)),
+    ("a name that looks like a permitted one", _head(f"GET http://{_HOMOGRAPH}/TOKEN")),
+    ("the same name by IDNA", _head("GET http://xn--k-0tb.test/TOKEN")),
     ("a request by HTTP/0.9", b"GET http://evil.test/TOKEN\r\n"),
     ("data in a name that is not permitted", _head("GET http://TOKEN.evil.test/")),
 ):
     _http(_name, _bytes)
 
+_socks("a name that looks like a permitted one by SOCKS", _HOMOGRAPH.encode())
 _tunnel("a tunnel to a denied host", "evil.test:80")
 _tunnel("a tunnel to a denied target with a permitted Host", "evil.test:80", "ok.test:80")
 _tunnel("a tunnel to a permitted target with a denied Host", "ok.test:80", "evil.test:80")
@@ -406,6 +415,10 @@ for _name, _before in (
     ("a length with a sign", _post("Content-Length: +0")),
     ("an encoding in disguise", _post("Transfer-Encoding: xchunked")),
     ("a folded encoding", _post("Transfer-Encoding:", " chunked") + _NO_CHUNKS),
+    ("a chunk without a size", _post(_CHUNKED) + b"-1\r\n\r\n"),
+    ("a chunk of more than all bytes", _post(_CHUNKED) + b"10000000000000000\r\n\r\n"),
+    ("a last chunk with an extension", _post(_CHUNKED) + b"0;\n\r\n\r\n"),
+    ("a trailer with a length", _post(_CHUNKED) + b"0\r\nContent-Length: 60\r\n\r\n"),
     ("a bare CR", _post("X: y\rContent-Length: 0")),
     ("bare LFs", b"POST http://ok.test/ HTTP/1.1\nHost: ok.test\n\n"),
     ("the preface of HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),

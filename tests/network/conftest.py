@@ -15,7 +15,8 @@ from tests.sandbox.host import BASE, Host
 from tests.sandbox_user import users
 
 
-@pytest.fixture(scope="session")
+# For one module, as in `tests/sandbox`: tests of other folders look for daemons.
+@pytest.fixture(scope="module")
 def internet() -> Iterator[Internet]:
     """The internet of these tests."""
     if os.geteuid() != 0:
@@ -34,7 +35,7 @@ def internet() -> Iterator[Internet]:
         shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def host(internet: Internet) -> Iterator[Host]:
     """A daemon in it."""
     with Host(users()[0], prefix=internet.prefix) as host:

@@ -38,6 +38,7 @@ NAMES: dict[str, list[list[str]]] = {
     "ok.test": [[PERMITTED]],
     "evil.test": [[DENIED]],
     "evil6.test": [[DENIED_V6]],
+    "xn--k-0tb.test": [[DENIED]],
     "private.test": [[PRIVATE]],
     "metadata.test": [[METADATA]],
     "loopback.test": [["127.0.0.1"]],
@@ -107,7 +108,7 @@ class Internet:
     @property
     def prefix(self) -> tuple[str, ...]:
         """A command that becomes another one, inside."""
-        return ("nsenter", "--target", str(self.pid), "--net", "--mount", f"--wd={os.getcwd()}")
+        return ("nsenter", "--target", str(self.pid), "--net", "--mount")
 
     @property
     def authority(self) -> Path:
