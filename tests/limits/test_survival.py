@@ -173,7 +173,6 @@ def test_the_next_service_sweeps_what_a_killed_one_has_left(folder: Path) -> Non
 def test_a_child_that_waits_for_its_group_ends_with_the_daemons(folder: Path) -> None:
     """It has copies of all descriptors of the server, and nothing else would end it."""
     service = Service("unix", folder, env={"EXECSERVER_FAULT_POINT": "limits-gated"})
-    before = groups_of_services()
     client = connected(service)
     params = client.start_params(["/bin/sh", "-c", f"touch {folder}/ran"], limits={"pids": 4})
     client.request("process/start", params)
@@ -181,6 +180,8 @@ def test_a_child_that_waits_for_its_group_ends_with_the_daemons(folder: Path) ->
     wait_for(lambda: server.status() == psutil.STATUS_STOPPED)
     [child] = server.children()
     assert child.is_running()
+    left = leaves_of_service(server.pid)
+    assert left
     os.kill(service.pid, signal.SIGSTOP)  # so that it cannot clean up after its server
     os.kill(server.pid, signal.SIGKILL)
     os.kill(service.pid, signal.SIGKILL)
@@ -189,7 +190,7 @@ def test_a_child_that_waits_for_its_group_ends_with_the_daemons(folder: Path) ->
     assert not (folder / "ran").exists()
     second = Service("unix", folder)
     try:
-        wait_for(lambda: not any(each.name.isdigit() for each in groups_of_services() - before))
+        wait_for(lambda: not any(each.exists() for each in left))
     finally:
         second.end()
 
