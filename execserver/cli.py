@@ -204,10 +204,39 @@ def _doctor(options: argparse.Namespace) -> int:
 
     settings = effective.settings
     report = examine(settings.sandboxes, os.environ, settings.spool_max_bytes)
-    report = Report((*report.checks, _requirement(effective), *_paths(effective)))
+    report = Report((*report.checks, _limits(effective), _requirement(effective), *_paths(effective)))
     text = report.as_json() if options.json else report.as_text()
     sys.stdout.write(text.encode(errors="backslashreplace").decode())
     return 0 if report.ok else 1
+
+
+def _limits(effective: Effective) -> Check:
+    """Which limits of commands a daemon could enforce that is started here."""
+    from execserver.limits.hierarchies import find_hierarchies, obstacle
+    from execserver.limits.leaf import CONTROLLERS, GROUPS_HELP, weights_count
+    from execserver.sandbox.diagnostics.mechanisms import Check
+
+    found = {each: obstacle(each) for each in find_hierarchies()}
+    usable = {name: each.version for each, reason in found.items() if not reason for name in each.controllers}
+    served = {
+        member: next((usable[name] for name in names if name in usable), None)
+        for member, names in CONTROLLERS.items()
+    }
+    if not weights_count():
+        served["ioWeight"] = None
+    detail = ", ".join(f"{member} (v{version})" for member, version in served.items() if version)
+    detail = f"can be limited: {detail or 'nothing but wallMs'}"
+    wanted = effective.settings.command_limits
+    unserved = [member for member in served if served[member] is None]
+    needed = {} if wanted is None else {**wanted.default, **wanted.most}
+    cause = (
+        "; ".join(reason for reason in found.values() if reason) or f"no controller for {', '.join(unserved)}"
+    )
+    if any(member in needed for member in unserved):
+        return Check("control groups", "warning", f"all commands are refused; {detail}", cause, GROUPS_HELP)
+    if any(member != "ioWeight" for member in unserved):
+        return Check("control groups", "warning", detail, cause, GROUPS_HELP)
+    return Check("control groups", "ok", detail)
 
 
 def _requirement(effective: Effective) -> Check:

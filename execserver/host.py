@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from execprotocol.environment import Capabilities, EnvironmentInfo
+    from execserver.limits.settings import LimitSettings
 
 
 CAPABILITIES: Capabilities = {
@@ -50,10 +51,13 @@ class Host:
     provider_id: str
     require_sandbox: bool
     """The setting of that name."""
+    command_limits: LimitSettings | None
+    """The settings for limits of commands; None without any."""
 
-    def __init__(self, *, require_sandbox: bool = False) -> None:
+    def __init__(self, *, require_sandbox: bool = False, command_limits: LimitSettings | None = None) -> None:
         """Read the facts."""
         self.require_sandbox = require_sandbox
+        self.command_limits = command_limits
         try:
             self.cwd = os.getcwd()
         except FileNotFoundError:

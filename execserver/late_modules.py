@@ -22,8 +22,8 @@ from execserver.telemetry.measures import measures
 if TYPE_CHECKING:
     from execserver.processes.executor import Executor
 
-LATE_MODULES = ("structlog", "execserver.transports.websocket")
-"""A server on stdio needs the first one only."""
+LATE_MODULES = ("structlog", "execserver.limits.hierarchies", "execserver.transports.websocket")
+"""A server on stdio needs the first two only."""
 
 LOAD_AFTER_SECONDS = 0.1
 """The time without traffic after which they are loaded. A client that starts a daemon for one command does
@@ -66,7 +66,7 @@ def load_late_modules(*, only_stdio: bool = False) -> None:
     usual = sys.getswitchinterval()
     sys.setswitchinterval(100e-6)
     try:
-        for name in LATE_MODULES[:1] if only_stdio else LATE_MODULES:
+        for name in LATE_MODULES[:2] if only_stdio else LATE_MODULES:
             LOADER.load_without_reserved(partial(import_module, name))
     finally:
         sys.setswitchinterval(usual)

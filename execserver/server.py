@@ -94,7 +94,7 @@ def run(config: Settings, config_file: str | None = None) -> int:
     except ChannelError as error:
         print(f"execserver: {error}", file=sys.stderr)  # noqa: T201
         return 1
-    host = Host(require_sandbox=config.require_sandbox)
+    host = Host(require_sandbox=config.require_sandbox, command_limits=config.command_limits)
     try:
         credentials = Credentials(config.authentication, base=host.cwd)
         check_exposure(config, hello)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import pybase64
+from msgspec.structs import replace
 
 from execprotocol.errors import (
     InternalError,
@@ -125,6 +126,10 @@ class ProcessHandlers:
     def start(self, caller: Caller, params: StartParams) -> Encoded | Awaitable[Encoded]:
         """Start a process, at once or when it has its turn."""
         _check_start(params)
+        if self._host.command_limits is not None:
+            sandboxed = params.sandbox is not None
+            limits = self._host.command_limits.effective(params.limits, sandboxed=sandboxed)
+            params = replace(params, limits=limits)
         store = caller.session.processes
         if params.if_exists == "attach" and store.is_taken(params.process_id):
             return self._attach(caller, params)
@@ -305,9 +310,7 @@ class ProcessHandlers:
         taken: Callable[[], None] = lambda: None,
         snapshot: Snapshot | None = None,
     ) -> Encoded:
-        """Start a process with limits, for which no snapshot is restored. When the request is cancelled, wait
-        until the start is given up: its control group and its sandbox are released in order.
-        """
+        """Start a process with limits, for which no snapshot is restored."""
         session = caller.session
 
         async def start() -> ManagedProcess:
@@ -318,15 +321,8 @@ class ProcessHandlers:
             taken()
             return process
 
-        begun = asyncio.ensure_future(start())
         try:
-            process = await asyncio.shield(begun)
-        except asyncio.CancelledError:
-            reservation.cancelled = True
-            await asyncio.wait([begun])
-            if not begun.cancelled():
-                begun.exception()  # a request that is gone has no use for it
-            raise
+            process = await _to_its_end(asyncio.ensure_future(start()), reservation)
         except SpawnFailed as error:
             self._explain(error, params)
             raise
@@ -453,6 +449,18 @@ def _signal_result(
     caller: Caller, status: Literal["delivered", "alreadyExited", "unknownProcess"]
 ) -> SignalResult:
     return {"status": status} if caller.extensions else {}
+
+
+async def _to_its_end(start: asyncio.Future[ManagedProcess], reservation: Reservation) -> ManagedProcess:
+    """The result of a start. If the request is cancelled, the start is given up in order first."""
+    try:
+        return await asyncio.shield(start)
+    except asyncio.CancelledError:
+        reservation.cancelled = True
+        await asyncio.wait([start])
+        if not start.cancelled():
+            start.exception()  # a request that is gone has no use for it
+        raise
 
 
 def _needs_group(params: StartParams) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from execserver.limits.settings import LimitSettings, parsed
 from execserver.processes.executor import ExecutorLimits
 from execserver.relay.executor.options import RemoteOptions
 from execserver.sandbox.options import SandboxOptions
@@ -108,6 +109,11 @@ def _environment_id(value: str) -> str:
         raise ValueError(str(error)) from None
 
 
+def _command_limits(value: tuple[str, ...]) -> tuple[str, ...]:
+    parsed(value)
+    return value
+
+
 def _backend_name(value: str) -> str:
     if not value or value in ("none", "seccomp", "seatbelt"):
         raise ValueError("auto, bubblewrap, landlock, or the name of a backend from an installed package")
@@ -116,6 +122,24 @@ def _backend_name(value: str) -> str:
 
 def _name(path: Path | None) -> str | None:
     return None if path is None else str(path)
+
+
+_DEFAULT_LIMIT = _option(
+    "a limit of each command with its descendants, unless its start asks for another: memory=SIZE "
+    "(512M), pids=N, cpu=PERCENT (100 is one processor), io=WEIGHT, wall=SECONDS",
+    group=LIMITS,
+    metavar="NAME=VALUE",
+    check=_command_limits,
+    unset="none",
+)
+_MAX_LIMIT = _option(
+    "the greatest limit that a start may ask for, in the same form, and the limit of one that asks for none",
+    group=LIMITS,
+    metavar="NAME=VALUE",
+    check=_command_limits,
+    unset="none",
+)
+_SANDBOXED_ONLY = _option("default_limit is for commands in a sandbox only", group=LIMITS)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -352,6 +376,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0
+    default_limit: Annotated[tuple[str, ...], _DEFAULT_LIMIT] = ()
+    max_limit: Annotated[tuple[str, ...], _MAX_LIMIT] = ()
+    default_limit_sandboxed_only: Annotated[bool, _SANDBOXED_ONLY] = False
     spool_dir: Annotated[
         Path | None,
         _option(
@@ -434,6 +461,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             remote_allowed_clients=_name(self.remote_allowed_clients),
             remote_exit_on_refusal=self.remote_exit_on_refusal,
         )
+
+    @property
+    def command_limits(self) -> LimitSettings | None:
+        """The limits of commands; None without any."""
+        only = self.default_limit_sandboxed_only
+        return LimitSettings.of(self.default_limit, self.max_limit, sandboxed_only=only)
 
     @property
     def limits(self) -> ExecutorLimits:

@@ -24,7 +24,6 @@ WANTED = ("memory", "pids", "cpu", "cpuacct", "io", "blkio")
 class Hierarchy(msgspec.Struct, frozen=True):
     """The daemon's own group in one hierarchy."""
 
-    mount_point: str
     folder: str
     version: Literal[1, 2]
     controllers: frozenset[str]
@@ -48,10 +47,10 @@ def find_hierarchies(proc: str = "/proc") -> list[Hierarchy]:
         root, point = map(_unescaped, left.split()[3:5])
         kind, _, options = right.split(" ", 2)
         if kind == "cgroup2" and "" in own:
-            hierarchy = _version_2(point, _folder(own[""], root, point))
+            hierarchy = _version_2(_folder(own[""], root, point))
         elif kind == "cgroup":
             names = next((names for names in own if names and set(names.split(",")) <= _words(options)), None)
-            hierarchy = None if names is None else _version_1(point, _folder(own[names], root, point), names)
+            hierarchy = None if names is None else _version_1(_folder(own[names], root, point), names)
         else:
             continue
         if hierarchy is not None:
@@ -70,6 +69,21 @@ def mount_points() -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def obstacle(hierarchy: Hierarchy) -> str | None:
+    """Why a daemon in this group could make no groups below it; None if it could. Makes none."""
+    folder = hierarchy.folder
+    needed = [folder]
+    if hierarchy.version == 2:
+        needed += [f"{folder}/cgroup.procs", f"{folder}/cgroup.subtree_control"]
+    if not all(os.access(path, os.W_OK) for path in needed):
+        return f"{folder} is not delegated to this user"
+    if hierarchy.version == 1 or hierarchy.may_hold_processes:
+        return None
+    with open(f"{folder}/cgroup.procs", encoding="ascii") as file:
+        others = {int(pid) for pid in file.read().split()} - {os.getpid()}
+    return f"{folder} holds other processes, such as {min(others)}" if others else None
+
+
 def groups_of_services() -> list[str]:
     """The groups of all services below the daemon's own one, also of services that are gone."""
     found: list[str] = []
@@ -80,14 +94,14 @@ def groups_of_services() -> list[str]:
     return found
 
 
-def _version_1(point: str, folder: str | None, names: str) -> Hierarchy | None:
+def _version_1(folder: str | None, names: str) -> Hierarchy | None:
     controllers = frozenset(names.split(",")) & frozenset(WANTED)
     if folder is None or not controllers:
         return None
-    return Hierarchy(point, folder, 1, controllers, may_hold_processes=True)
+    return Hierarchy(folder, 1, controllers, may_hold_processes=True)
 
 
-def _version_2(point: str, folder: str | None) -> Hierarchy | None:
+def _version_2(folder: str | None) -> Hierarchy | None:
     if folder is None:
         return None
     if os.path.basename(folder) == INNER:
@@ -99,7 +113,7 @@ def _version_2(point: str, folder: str | None) -> Hierarchy | None:
         return None
     # Only the real root has no type.
     is_root = not os.path.exists(f"{folder}/cgroup.type")
-    return Hierarchy(point, folder, 2, controllers, is_root) if controllers else None
+    return Hierarchy(folder, 2, controllers, is_root) if controllers else None
 
 
 def _folder(own: str, root: str, point: str) -> str | None:

@@ -32,6 +32,10 @@ GROUPS_HELP = (
 )
 
 
+NO_WEIGHTS = "no block device shares its time by weight"
+WEIGHTS_HELP = "choose bfq in /sys/block/DEVICE/queue/scheduler, or turn on io.cost.qos in cgroup v2"
+
+
 class LimitRefused(InvalidRequest):
     """A limit that cannot be enforced here."""
 
@@ -165,19 +169,17 @@ class Leaf:
 
     def _io(self, folder: Folder, value: int) -> list[tuple[str, str]]:
         prefix = "io" if folder.version == 2 else "blkio"
-        texts = []
+        texts: list[tuple[str, str]] = []
         if _some_scheduler_is_bfq() and self._has(folder, f"{prefix}.bfq.weight"):
             texts.append((f"{prefix}.bfq.weight", str(_bfq_weight(value))))
         if folder.version == 2 and _cost_model_is_on() and self._has(folder, "io.weight"):
             texts.append(("io.weight", f"default {value}"))
         if not texts:
-            cause = "no block device shares its time by weight"
-            fix = "choose bfq in /sys/block/DEVICE/queue/scheduler, or turn on io.cost.qos in cgroup v2"
-            raise LimitRefused("ioWeight", cause, fix)
+            raise LimitRefused("ioWeight", NO_WEIGHTS, WEIGHTS_HELP)
         return texts
 
     def _watch_memory(self, folder: Folder) -> None:
-        # A count that nobody reads stays in the eventfd, so a new server learns of it.
+        # A count that is not read stays in the eventfd, so a new server learns of it.
         events = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         control = -1
         try:
@@ -373,6 +375,11 @@ def _machine_swaps() -> bool:
             return len(file.readlines()) > 1
     except OSError:
         return False
+
+
+def weights_count() -> bool:
+    """Whether some block device shares its time by weight."""
+    return _some_scheduler_is_bfq() or _cost_model_is_on()
 
 
 def _some_scheduler_is_bfq() -> bool:

@@ -56,7 +56,8 @@ class Host(NamedTuple):
     """The address, if it is one."""
 
     is_ambiguous: bool = False
-    """Whether the resolver may take the name for an IPv4 address, such as `127.1`, `0x7f.1`, `2130706433`."""
+    """Whether it is another notation of an IPv4 address: a name that the resolver may take for one, such as
+    `127.1`, `0x7f.1`, `2130706433`, or an IPv6 address that has one mapped into it."""
 
 
 def parse_host(text: str) -> Host:
@@ -95,7 +96,8 @@ def _ipv6(text: str) -> Host:
         raise HostError("the IPv6 address is not valid")
     mapped = address.ipv4_mapped
     # Before Python 3.13 its text has hexadecimal digits.
-    return Host(str(address) if mapped is None else f"::ffff:{mapped}", address)
+    text = str(address) if mapped is None else f"::ffff:{mapped}"
+    return Host(text, address, is_ambiguous=mapped is not None)
 
 
 def _idna(text: str) -> str:

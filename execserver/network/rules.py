@@ -105,7 +105,7 @@ class DomainRules:
     A pattern is a host, `*.example.com` for its subdomains, `**.example.com` for both, or `*` for all; it
     may have `*` and `?` elsewhere too. `host:port` is for that port only. Patterns with `*` or `?`, but for
     `*` itself, match names and no addresses. An IPv4 address that is mapped into an IPv6 address is denied
-    with either, and allowed with its own notation only.
+    and reviewed with either notation.
     """
 
     def __init__(self, settings: ProxySettings) -> None:

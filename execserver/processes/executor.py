@@ -169,8 +169,7 @@ class Executor:
         """Spawn.
 
         Raises:
-            OSError: the program or the directory is missing, or the system is out of a resource (EMFILE: of
-                descriptors for another process).
+            OSError: the program or the directory is missing, or a resource (EMFILE: descriptors).
             ValueError: a NUL byte, or an invalid variable name.
         """
         spawned = self.spawn(number := self.take_number(), spec, options)
@@ -178,8 +177,8 @@ class Executor:
 
     def take_number(self) -> int:
         """The number of the process that is started next."""
-        self.next_number += 1
-        return self.next_number - 1
+        self.next_number = (number := self.next_number) + 1
+        return number
 
     def spawn(self, number: int, spec: LaunchSpec, options: StartOptions) -> Spawned:
         """Spawn a process that is not recorded yet; raises as `start`."""

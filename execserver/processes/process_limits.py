@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from execserver.spool.records import ProcessState, Started
 
 _KILLED = 128 + signal.SIGKILL
+_SYSTEM_LIMITS = (128 + signal.SIGXCPU, 128 + signal.SIGXFSZ)
 
 
 class ProcessLimits:
@@ -104,7 +105,7 @@ class ProcessLimits:
             cause = "limit"
         if cause == "limit" and full and limit.memory_bytes is not None:
             self.hit = {"which": "memory", "value": limit.memory_bytes}
-        elif cause == "limit" and exit_code == _KILLED and limit.wall_ms is not None:
+        elif cause == "limit" and exit_code not in _SYSTEM_LIMITS and limit.wall_ms is not None:
             self.hit = {"which": "wall", "value": limit.wall_ms}
             usage["limitsHit"].append("wall")
         return cause

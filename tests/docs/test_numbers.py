@@ -127,6 +127,16 @@ LIMITS: dict[str, list[str | int]] = {
         "execserver.transports.base.BULK_READ_BYTES",
         "execserver.relay.service.sockets.READ_BYTES",
     ],
+    "`limits`: `memoryBytes`": [
+        "execprotocol.limits.MIN_MEMORY_LIMIT",
+        2**53,
+        1,
+        2**22,
+        1,
+        100_000,
+        1,
+        10_000,
+    ],
     "requests under way": [],
     "bytes of requests under way": [
         "execserver.rpc.admission.MAX_PENDING_BYTES",

@@ -55,7 +55,7 @@ from tests.support.framing import (
 Json = Any
 """A decoded JSON value. Tests take it apart; its type ends here."""
 
-PATIENCE = 20.0
+PATIENCE = float(os.environ.get("EXECSERVER_TEST_PATIENCE", "20"))
 """Seconds to wait for something that must happen. Long, because it only matters in a failure."""
 
 

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from execclient.govern.sandbox import DangerFullAccess, ReadOnly, WorkspaceWrite
     from execclient.output_text import LineStream, TextStream
     from execclient.process import Process
+    from execclient.resource_limits import ResourceLimits
     from execclient.results import (
         Chunk,
         Copied,
@@ -116,6 +117,7 @@ __all__ = [
     "ReadOnly",
     "Refused",
     "RequestTooLarge",
+    "ResourceLimits",
     "RunResult",
     "SandboxRequired",
     "SessionAttached",

@@ -258,5 +258,11 @@ def _side(value: object, name: str) -> int:
     return value
 
 
+def check_handler(value: object, name: str) -> None:
+    """Refuse what cannot be called: it would be noticed by its first event, far from the mistake."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} is a function, not {_kind(value)}")
+
+
 def _kind(value: object) -> str:
     return "None" if value is None else type(value).__name__

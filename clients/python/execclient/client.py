@@ -16,6 +16,7 @@ from execclient.environment_policy import EnvironmentPolicy, Inherit
 from execclient.errors import NoSuchProcess, Refused, Unsupported, UnsupportedUrl
 from execclient.filesystem import FileSystem
 from execclient.process import Process
+from execclient.resource_limits import ResourceLimits
 from execclient.results import ProcessInfo, RunResult
 from execclient.run import IfExists, Limits, Run, Starter, StartOptions
 from execclient.session.inbox import Inbox
@@ -105,6 +106,7 @@ class Executor:
         grace: float = 0.0,
         sandbox: Sandbox | None = None,
         network: Network | None = None,
+        limits: ResourceLimits | None = None,
         max_output_bytes: int | None = None,
         check: bool = False,
     ) -> RunResult:
@@ -126,24 +128,23 @@ class Executor:
             grace: seconds between SIGTERM to the process group and the kill, at either limit.
             sandbox: as `ReadOnly()`, with `cwd` as the workspace, or as on the wire; enforced or refused.
             network: the hosts that it may reach, `NetworkAccess(…)`; without it, as the sandbox says.
-            max_output_bytes: output kept of each stream and of both together: half from the beginning, half
-                from the end. The result counts the bytes left out.
+            limits: what the command and its descendants may use together; enforced or refused.
+            max_output_bytes: output kept of each stream and of both: half from each end. The rest is counted.
             check: raise `CommandFailed` unless the command exits with 0, in time.
 
         Raises:
             SystemFailure: the command could not be started.
             OutputGap, CommandFailed: output was lost; or with `check`. The exception has the `result`.
             CommandNotRun: the sandbox failed before the command began.
-            Unsupported: the server does not serve `size` or `grace`, or cannot end an `input`.
+            Unsupported: the server does not serve `size`, `grace` or `limits`, or cannot end an `input`.
             OutcomeUnknown, SessionLost, ExecutorClosed: the outcome is unknown. The first is caused by old
                 servers, and by a loss of the connection that outlasts the daemon's `--process-ttl`.
             TypeError, ValueError: an argument is not valid; the message names it. Nothing was started.
         """
         limit = arguments.count(max_output_bytes, "max_output_bytes", none="keeps everything")
-        limits = Limits.of(timeout, idle_timeout, grace)
-        pipe = input is not None
+        times, pipe = Limits.of(timeout, idle_timeout, grace), input is not None
         options = StartOptions(
-            argv, cwd, env, inherit, tty, size, pipe, limits, "fail", sandbox, network, new_id=True
+            argv, cwd, env, inherit, tty, size, pipe, times, "fail", sandbox, network, None, True, limits
         )
         # Checked before the start: a command that waits for the rest of an invalid input waits for ever.
         data = None if input is None else arguments.data(input, "input")
@@ -168,6 +169,7 @@ class Executor:
         if_exists: IfExists = "fail",
         sandbox: Sandbox | None = None,
         network: Network | None = None,
+        limits: ResourceLimits | None = None,
         arg0: str | None = None,
         shell_snapshot: str | None = None,
         buffer_bytes: int | None = BUFFER_BYTES,
@@ -191,23 +193,22 @@ class Executor:
                 again after a lost connection, as one without an `id` is.
             sandbox: a policy, with `cwd` as the workspace; or the form of the wire.
             network: the hosts that the process may reach.
+            limits: what the process and its descendants may use together.
             arg0: the name that the program sees in place of `argv[0]`.
             shell_snapshot: for `[shell, "-lc", script]`: the scope of a snapshot in the place of the profile.
-            buffer_bytes: output that may wait in the client; beyond this the oldest output is dropped, and
-                iterating reports an `OutputGap`. None sets no limit.
+            buffer_bytes: output that may wait in the client; beyond it the oldest becomes an `OutputGap`.
 
         Raises:
             SystemFailure: the process could not be started.
             Refused: the `id` is taken; or, with `attach`, by another command.
-            Unsupported: the server does not serve `size`, `if_exists` or `grace`.
+            Unsupported: the server does not serve `size`, `if_exists`, `grace` or `limits`.
             OutcomeUnknown: the connection was lost, and the start cannot be sent again: there is an `id`
-                without `if_exists="attach"`, or the server does not serve `if_exists`. If the process
-                started it is killed.
+                without `if_exists="attach"`, or it is not served. If the process started it is killed.
         """
         inbox = Inbox(arguments.new_id() if id is None else id, _buffer(buffer_bytes))
-        limits = Limits.of(timeout, idle_timeout, grace)
+        new, times = id is None, Limits.of(timeout, idle_timeout, grace)
         options = StartOptions(
-            argv, cwd, env, inherit, tty, size, stdin, limits, if_exists, sandbox, network, arg0, id is None
+            argv, cwd, env, inherit, tty, size, stdin, times, if_exists, sandbox, network, arg0, new, limits
         )
         deadlines = self._starter.deadlines(inbox, options)
         return await self._starter.start(inbox, options._replace(shell_snapshot=shell_snapshot), deadlines)
@@ -441,6 +442,8 @@ class connect:  # noqa: N801 - called like a function, as `open`
             session_id=session_id,
             keep=keep,
         )
+        arguments.check_handler(on_network_request, "on_network_request")
+        arguments.check_handler(on_network_decision, "on_network_decision")
         self._handlers = NetworkHandlers(on_network_request, on_network_decision)
         self._ttl = arguments.time_to_live(ttl)
         self._resumes = session_id is not None

@@ -250,10 +250,10 @@ class RemoteSpawn(_Terminal):
         env: variables added to the daemon's.
         cwd: the working directory; the daemon's by default.
         echo: whether the terminal echoes its input, at first.
-        sandbox, network: of the command, as for `Executor.start`, like the next two.
+        sandbox: of the command, as for `Executor.start`, like the next three.
+        network: the hosts that it may reach.
         id: the name of the process in its session.
-        if_exists: with `attach`, a command of this `id` that was started in the same way is taken over, with
-            its output from the first byte.
+        if_exists: with `attach`, a command of this `id`, started alike, is taken over, its whole output, too.
 
     Raises:
         ExecServerError: the command could not be started, or the daemon not be reached.

@@ -234,6 +234,11 @@ class Process:
         return self.output.cause
 
     @property
+    def limit(self) -> Mapping[str, Json] | None:
+        """The one of its `limits` that ended the process: `which` (`memory`, `wall`) and its `value`."""
+        return self.output.limit
+
+    @property
     def failure(self) -> str | None:
         """Why the sandbox failed before the command began (C35); known after `wait`."""
         return self.output.broken_sandbox
@@ -249,9 +254,7 @@ class Process:
         return self.output.ended_with_sandbox
 
     async def wait(self, timeout: float | None = None) -> int:  # noqa: ASYNC109 - the process runs on
-        """Wait until the process has exited; its exit code.
-
-        Output may still follow, from a background child: iterate, or use `wait_closed`.
+        """Wait until the process has exited; its exit code. A background child may write more output.
 
         Args:
             timeout: seconds to wait at most.
@@ -328,11 +331,10 @@ class Process:
         return running
 
     async def kill(self, scope: Scope = "tree") -> None:
-        """Send SIGKILL, by default to the process and all its descendants.
+        """Send SIGKILL, by default to the process and all its descendants, also after its exit.
 
         Waits some seconds at most, and raises no error, even if the connection is lost at the moment. If
-        cancelled, it continues in the background. Unlike `terminate` it does not return whether there was
-        something to kill: what is left of the tree is killed after the exit, too.
+        cancelled, it continues in the background.
 
         Args:
             scope: `tree` includes descendants with a session of their own and those that outlived the
@@ -347,7 +349,6 @@ class Process:
 
     async def detach(self) -> None:
         """Detach from the process: no more output arrives, and leaving a block or closing does not kill it.
-
         If the process belongs to this session, the session is kept, too: both run on until the daemon ends
         them, as with `connect(keep=True)`. Other processes of the session are killed at its end.
         """

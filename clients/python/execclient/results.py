@@ -18,9 +18,14 @@ TIME_LIMITS = frozenset({"timeout", "idleTimeout"})
 """The causes of such an end (`docs/protocol.md`, X8)."""
 
 
-def exit_code_of(wire_code: int, cause: str | None) -> int:
+def is_timed_out(cause: str | None, limit: Mapping[str, Any] | None = None) -> bool:
+    """Whether a time limit ended a process: `timeout`, `idle_timeout`, or `wall` of its `limits`."""
+    return cause in TIME_LIMITS or (limit is not None and limit["which"] == "wall")
+
+
+def exit_code_of(wire_code: int, cause: str | None, limit: Mapping[str, Any] | None = None) -> int:
     """The exit code that the library reports: that of the wire, but 124 after a time limit."""
-    return TIMED_OUT if cause in TIME_LIMITS else wire_code
+    return TIMED_OUT if is_timed_out(cause, limit) else wire_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,10 @@ class RunResult:
     in `evidence` the `kind` of each sign, its `text`, `path`, `reason` and `protectedPath`."""
     ended_with_sandbox: Mapping[str, Any] | None = None
     """The processes that the command left running and its sandbox ended (X18): `count` and `names`."""
+    limit: Mapping[str, Any] | None = None
+    """The one of its `limits` that ended the command (X20): `which` (`memory`, `wall`) and its `value`."""
+    usage: Mapping[str, Any] | None = None
+    """What a command with `limits` used (X21): `memoryPeakBytes`, `pidsPeak`, `cpuMs`, and `limitsHit`."""
 
     @property
     def returncode(self) -> int:
@@ -370,4 +379,4 @@ class Copied(NamedTuple):
 
 def _exit_code(state: Mapping[str, Any]) -> int | None:
     code = state.get("exitCode")
-    return None if code is None else exit_code_of(code, state.get("cause"))
+    return None if code is None else exit_code_of(code, state.get("cause"), state.get("limit"))

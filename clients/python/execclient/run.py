@@ -27,7 +27,8 @@ from execclient.filesystem import FileSystem
 from execclient.process import Process
 from execclient.process_control import linger
 from execclient.process_input import sending
-from execclient.results import TIME_LIMITS, TIMED_OUT, RunResult
+from execclient.resource_limits import ResourceLimits
+from execclient.results import TIMED_OUT, RunResult, is_timed_out
 from execclient.run_output import RunOutput
 from execclient.session.inbox import Inbox
 from execclient.session.session import Session
@@ -77,6 +78,7 @@ class StartOptions(NamedTuple):
     arg0: str | None = None
     new_id: bool = False
     """Whether no other process can have the id, so that the start may be sent twice."""
+    resources: ResourceLimits | None = None
     shell_snapshot: str | None = None
 
 
@@ -222,6 +224,11 @@ class Starter:
             session.require("process/start.ifExists")
             params["ifExists"] = options.if_exists
         params.update(self._wire_limits(options.limits))
+        if options.resources is not None and (resources := options.resources.wire()):
+            session.require("process/start.limits")
+            params["limits"] = resources
+            if options.limits.grace and options.resources.wall is not None:
+                params["graceMs"] = _milliseconds(options.limits.grace)
         return params
 
     def _wire_limits(self, limits: Limits) -> Iterator[tuple[str, int]]:
@@ -284,7 +291,7 @@ class Run:
         finally:
             session.inboxes.forget(inbox)
         cause = inbox.forced_cause if inbox.exit_code is None else inbox.cause
-        timed_out = cause in TIME_LIMITS
+        timed_out = is_timed_out(cause, inbox.limit)
         exit_code = TIMED_OUT if timed_out or inbox.exit_code is None else inbox.exit_code
         result = self._output.result(
             exit_code,
@@ -293,6 +300,8 @@ class Run:
             timed_out=timed_out,
             denial=inbox.denial,
             ended_with_sandbox=inbox.ended_with_sandbox,
+            limit=inbox.limit,
+            usage=inbox.usage,
         )
         if check and exit_code:
             kind = CommandTimedOut if timed_out else CommandFailed

@@ -97,6 +97,8 @@ class RunOutput:
         timed_out: bool = False,
         denial: Mapping[str, Json] | None = None,
         ended_with_sandbox: Mapping[str, Json] | None = None,
+        limit: Mapping[str, Json] | None = None,
+        usage: Mapping[str, Json] | None = None,
     ) -> RunResult:
         """The result of the command.
 
@@ -123,6 +125,8 @@ class RunOutput:
             aggregated_truncated=aggregated_truncated,
             denial=denial,
             ended_with_sandbox=ended_with_sandbox,
+            limit=limit,
+            usage=usage,
         )
         if self._gaps:
             known = [gap.lost_bytes for gap in self._gaps if gap.lost_bytes is not None]

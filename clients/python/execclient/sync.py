@@ -142,6 +142,7 @@ def _connecting(open_: Callable[P, AbstractAsyncContextManager[core.Executor]]) 
         """
         for name in _HANDLERS:
             if (handler := kwargs.get(name)) is not None:
+                arguments.check_handler(handler, name)
                 kwargs[name] = _in_a_thread(cast("Callable[[Any], object]", handler))
         thread = LoopThread(lambda: open_(*args, **kwargs))
         try:
@@ -431,6 +432,11 @@ class Process:
     def cause(self) -> str | None:
         """Why the process ended; None while it runs, or if the server does not report causes."""
         return self._core.cause
+
+    @property
+    def limit(self) -> Mapping[str, Any] | None:
+        """The one of its `limits` that ended the process: `which` (`memory`, `wall`) and its `value`."""
+        return self._core.limit
 
     @property
     def failure(self) -> str | None:

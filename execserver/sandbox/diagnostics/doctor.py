@@ -97,7 +97,6 @@ def _linux(
         *filter(None, [mechanisms.devices_check(folder) if works and folder is not None else None]),
         spool_folder_check(folder, spool_max_bytes),
         mechanisms.tag_check(),
-        mechanisms.cgroup_check(),
         mechanisms.user_check(uid),
     )
 

@@ -197,35 +197,6 @@ def apparmor_check(bubblewrap: str, bubblewrap_works: bool, proc: str = "/proc")
     return Check("AppArmor", "warning", "restricts user namespaces", cause, apparmor_fix(bubblewrap))
 
 
-def cgroup_check(proc: str = "/proc") -> Check:
-    """Check whether this process may make control groups below its own."""
-    folder = _own_cgroup(proc)
-    name = "control groups"
-    fix = (
-        "under systemd: Delegate=yes in the unit. This version does not need it: it finds descendants by "
-        "their tag"
-    )
-    if folder is None:
-        return Check(name, "warning", "no cgroup v2 is mounted", "the machine uses cgroup v1, or none", fix)
-    if os.access(folder, os.W_OK) and os.access(f"{folder}/cgroup.procs", os.W_OK):
-        return Check(name, "ok", f"{folder} can be written")
-    cause = f"{folder} is not delegated to this user"
-    return Check(name, "warning", "cgroup v2, not delegated", cause, fix)
-
-
-def _own_cgroup(proc: str) -> str | None:
-    """The folder of this process's cgroup v2; None if no cgroup v2 is mounted."""
-    try:
-        with open(f"{proc}/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            mounts = [line.split(" - ", 1) for line in file]
-        with open(f"{proc}/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-            own = next((line[3:].rstrip("\n") for line in file if line.startswith("0::")), None)
-    except OSError:
-        return None
-    at = next((left.split()[4] for left, right in mounts if right.startswith("cgroup2 ")), None)
-    return None if at is None or own is None else f"{at}{own}".rstrip("/")
-
-
 def tag_check() -> Check:
     """Check whether ownership tags fit below this process's hard limit."""
     hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from execclient import NetworkDecision, NetworkRequest
+from execclient import NetworkDecision, NetworkRequest, connect
 from execclient.session.network import NO_HANDLER, RELEASED, NetworkHandlers
 from execclient.sync import connect as connect_blocking
 from execprotocol.network import Decision
@@ -33,6 +33,15 @@ def decided(host: str, process_id: str = "p1") -> dict[str, Any]:
         "method": "CONNECT", "client": "127.0.0.1:1", "policyOverride": False,
     }  # fmt: skip
     return {"method": "network/policyDecision", "params": params}
+
+
+@pytest.mark.parametrize("name", ["on_network_request", "on_network_decision"])
+@pytest.mark.parametrize("connecting", [connect, connect_blocking])
+def test_a_handler_that_is_no_function_is_refused_before_anything_connects(
+    connecting: Callable[..., object], name: str
+) -> None:
+    with pytest.raises(TypeError, match=f"{name} is a function, not bool"):
+        connecting("unix:///nowhere", **{name: True})
 
 
 async def ask(peer: Peer, number: int = 1, host: str = "a.test") -> Any:

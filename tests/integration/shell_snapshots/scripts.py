@@ -200,11 +200,14 @@ ZSH_SCRIPTS = {
             "environment", "unexported", "function", "quoting in a function", "here-documents in a function",
             "overridden builtin", "new function", "trap of an error", "exit in a trap", "cdpath",
             "program in the path of the profile", "umask", "errexit", "errexit in a function",
-            "standard input", "descriptors", "here-document", "here-document without an end", "background",
+            "standard input", "descriptors", "here-document", "here-document without an end",
             "process substitution", "exec", "shell level", "source", "return outside", "logout",
             "exit runs the logout file", "splitting", "getopts", "large output", "non-ASCII script", "prompt",
         }
     },
+    "background": "sleep 0.01 & wait $!; echo $?; jobs",
+    # A job that has ended is not found by its number, other than in bash.
+    "job": "(sleep 0.3; exit 4) & wait %1; echo $?; jobs -p",
     "flags": "echo $-; setopt; unsetopt",
     "variables": "typeset -p | grep -vE ' (_|[$!]|PPID|RANDOM|SECONDS|TTYIDLE|EPOCH.*)='",
     "functions": "functions; mine_too; type colors",

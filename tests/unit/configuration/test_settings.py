@@ -41,6 +41,8 @@ def samples(option: Option) -> tuple[Any, Any, Any]:
         return "https://a", "https://b/c", "http://127.0.0.1:1"
     if option.name == "environment_id":
         return "a", "b-c", "d_1"
+    if option.name in ("default_limit", "max_limit"):
+        return ("memory=512M", "pids=9"), ("cpu=150",), ("wall=30", "pids=8")
     if option.repeated:
         return ("a", "b"), ("c",), ("d", "e")
     return {

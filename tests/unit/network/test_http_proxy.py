@@ -91,6 +91,7 @@ async def test_a_denied_tunnel_gets_the_reason_as_text_and_the_connection_stays_
         ("169.254.169.254", "not_allowed_local"),
         ("[::1]", "not_allowed_local"),
         ("[::ffff:10.0.0.1]", "not_allowed_local"),
+        ("[::ffff:8.8.8.8]", "not_allowed_local"),
         ("[64:ff9b::7f00:1]", "not_allowed_local"),
         ("localhost", "not_allowed_local"),
         ("LOCALHOST.", "not_allowed_local"),

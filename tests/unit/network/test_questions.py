@@ -168,7 +168,16 @@ async def test_a_command_that_goes_away_does_not_take_the_question_of_another_wi
 async def test_verdicts_local_addresses_and_odd_notations_are_not_asked_about() -> None:
     decider = Decider(ALLOW)
     async with proxy({"denied.example": "deny"}, asks=decider) as running:
-        for host in ("denied.example", "127.0.0.1", "localhost", "10.0.0.1", "[::1]", "127.1", "0x7f.1"):
+        for host in (
+            "denied.example",
+            "127.0.0.1",
+            "localhost",
+            "10.0.0.1",
+            "[::1]",
+            "127.1",
+            "0x7f.1",
+            "[::ffff:8.8.8.8]",
+        ):
             assert (await denial_of(running, host))["source"] == "baseline_policy"
     assert not decider.asked
 

@@ -114,32 +114,6 @@ def test_the_restriction_of_apparmor_is_a_fault_only_where_it_hits_bubblewrap(
     assert ("profile bwrap /opt/b/bwrap flags=(unconfined)" in check.fix) is (status == "warning")
 
 
-def test_delegated_control_groups_are_found_wherever_they_are_mounted(tmp_path: Path) -> None:
-    own = tmp_path / "fs" / "user.slice" / "x"
-    own.mkdir(parents=True)
-    (own / "cgroup.procs").touch()
-    proc = write(
-        tmp_path / "proc",
-        self__mountinfo=f"30 20 0:26 / /sys rw - sysfs s rw\n31 30 0:27 / {tmp_path}/fs rw - cgroup2 c rw\n",
-        self__cgroup="1:cpu:/a\n0::/user.slice/x\n",
-    )
-    assert mechanisms.cgroup_check(proc) == Check("control groups", "ok", f"{own} can be written")
-    (own / "cgroup.procs").unlink()
-    check = mechanisms.cgroup_check(proc)
-    assert check.status == "warning"
-    assert "not delegated" in check.cause
-    assert "Delegate=yes" in check.fix
-
-
-@pytest.mark.parametrize("missing", ["both", "mount"])
-def test_a_machine_without_cgroup_v2_is_a_warning(missing: str, tmp_path: Path) -> None:
-    if missing == "mount":
-        write(tmp_path, self__mountinfo="30 20 0:26 / /sys rw - sysfs s rw\n", self__cgroup="1:cpu:/\n")
-    check = mechanisms.cgroup_check(str(tmp_path))
-    assert check.status == "warning"
-    assert "no cgroup v2" in check.detail
-
-
 def test_a_low_hard_limit_leaves_no_room_for_tags() -> None:
     assert mechanisms.tag_check().status == "ok" or resource.getrlimit(resource.RLIMIT_RTTIME)[1] > 0
     program = (

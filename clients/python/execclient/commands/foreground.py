@@ -22,6 +22,7 @@ from execclient import (
 from execclient.commands.failures import FAILED, CommandExit, print_message
 from execclient.commands.signals import Signalled, Signals
 from execclient.commands.streams import OutputWriter, StandardInput
+from execclient.commands.values import amount, chosen_duration
 from execclient.process_input import end_of_file
 from execclient.session.session import cancel
 from execprotocol.command_line import OUTPUT_CLOSED
@@ -38,6 +39,12 @@ _CAUSE_TEXTS = {
     "limit": "it ran into a resource limit",
 }
 """Texts for the causes of an exit that the exit code does not tell (`docs/protocol.md`, X8)."""
+
+_LIMIT_TEXTS = {
+    "memory": lambda value: f"it needed more than {amount(value)} of memory",
+    "wall": lambda value: f"it ran for {chosen_duration(value / 1000)}",
+}
+"""The same for its own limits (X20)."""
 
 Background = Coroutine[None, None, None]
 AtEnd = Callable[[bool], Awaitable[None]]
@@ -229,7 +236,10 @@ class Foreground:
         if self._process.failure is not None:
             raise CommandExit(f"the sandbox failed before the command began: {self._process.failure}")
         cause = self._process.cause
-        if cause in _CAUSE_TEXTS:
+        limit = self._process.limit
+        if limit is not None:
+            print_message(f"{self._process.id} was killed: {_LIMIT_TEXTS[limit['which']](limit['value'])}")
+        elif cause in _CAUSE_TEXTS:
             print_message(f"{self._process.id} was killed: {_CAUSE_TEXTS[cause]}")
         if self._has_gap:
             return FAILED

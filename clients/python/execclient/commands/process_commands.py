@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
+from typing import TYPE_CHECKING
 
 from execclient.commands import completion, values
 from execclient.commands.options import (
@@ -21,6 +22,9 @@ from execclient.commands.options import (
     sandbox_of,
 )
 from execprotocol.command_line import Parser
+
+if TYPE_CHECKING:
+    from execclient.resource_limits import ResourceLimits
 
 # -- run
 
@@ -56,8 +60,9 @@ def _add_run(parser: Parser) -> None:
         "--grace",
         type=values.duration,
         metavar="S",
-        help="with --timeout: send SIGTERM first, and kill what is left after this time",
+        help="with --timeout or --wall: send SIGTERM first, and kill what is left after this time",
     )
+    _add_limits(parser)
     add_sandbox(parser, "limit the command, or do not run it; the working directory is the workspace")
     add_network(parser, "with --sandbox")
     parser.add_argument("-d", "--detach", action="store_true", help="print the ID and leave it running")
@@ -71,6 +76,55 @@ def _add_run(parser: Parser) -> None:
     add_json(parser)
 
 
+def _add_limits(parser: Parser) -> None:
+    parser.add_argument(
+        "--memory",
+        type=values.size,
+        metavar="SIZE",
+        help="kill the command with all its descendants when they use more memory: 512M, 2G, or bytes",
+    )
+    parser.add_argument(
+        "--pids", type=values.count, metavar="N", help="let them be at most so many processes and threads"
+    )
+    parser.add_argument(
+        "--cpu",
+        type=values.percent,
+        metavar="PERCENT",
+        help="let them use at most so much processor time; 100 is one processor",
+    )
+    parser.add_argument(
+        "--io-weight",
+        type=values.count,
+        metavar="N",
+        help="their share of busy block devices, 1 to 10000 (default: 100)",
+    )
+    parser.add_argument(
+        "--wall",
+        type=values.duration,
+        metavar="S",
+        help="as --timeout, but enforced and reported as a limit (cause limit)",
+    )
+
+
+def _limits(options: Namespace) -> ResourceLimits | None:
+    given = {
+        "memory_bytes": options.memory,
+        "pids": options.pids,
+        "cpu_percent": options.cpu,
+        "io_weight": options.io_weight,
+        "wall": options.wall,
+    }
+    if all(value is None for value in given.values()):
+        return None
+    from execclient.resource_limits import ResourceLimits
+
+    parser: Parser = options.parser
+    try:
+        return ResourceLimits(**given)
+    except ValueError as error:
+        parser.error(str(error))
+
+
 def _run(options: Namespace) -> int:
     argv, env = command_of(options), _variables(options)
     if options.interactive and options.no_stdin:
@@ -79,9 +133,9 @@ def _run(options: Namespace) -> int:
         options.parser.error(
             "-i does not go with --detach: stdin is empty; with -dt, attach can type into it"
         )
-    if options.grace is not None and options.timeout is None:
-        options.parser.error("--grace needs --timeout")
-    sandbox, network = sandbox_of(options), network_of(options)
+    if options.grace is not None and options.timeout is options.wall is None:
+        options.parser.error("--grace needs --timeout or --wall")
+    sandbox, network, limits = sandbox_of(options), network_of(options), _limits(options)
     if options.network_ask and (options.tty or options.detach):
         other = "--tty: the keyboard is" if options.tty else "--detach: no program is left to ask"
         reason = f"{other} the command's" if options.tty else other
@@ -102,6 +156,7 @@ def _run(options: Namespace) -> int:
         grace=options.grace or 0.0,
         sandbox=sandbox,
         network=network,
+        limits=limits,
         ttl=options.ttl,
         as_json=options.as_json,
     )

@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from execclient import Executor, NotFound, Process, Refused, SystemFailure
+from execclient import Executor, NotFound, Process, Refused, ResourceLimits, SystemFailure
 from execclient.arguments import Network
 from execclient.commands.daemon import DaemonOptions
 from execclient.commands.detached import DetachedSession
@@ -47,9 +47,11 @@ class RunOptions:
     grace: float = 0.0
     """Seconds between SIGTERM and the kill at the time limit; 0 for no SIGTERM."""
     sandbox: SandboxPolicy | None = None
-    """The limits of the command; the working directory is the workspace."""
+    """What the command may access; the working directory is the workspace."""
     network: NetworkAccess | None = None
     """The hosts that it may reach; None leaves the network to the sandbox."""
+    limits: ResourceLimits | None = None
+    """What it may use."""
     ttl: float | None = None
     """Seconds for which the command may run without this client, which reconnects for as long."""
     as_json: bool = False
@@ -82,10 +84,12 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
             network.print_denied()
         if command.as_json:
             seconds = round(time.monotonic() - begin, 3)
-            denial = {} if command.sandbox is None else {"denial": process.denial}
-            denied = {} if network is None else {"networkDenied": network.denied}
+            more: dict[str, Any] = {} if command.sandbox is None else {"denial": process.denial}
+            more |= {} if network is None else {"networkDenied": network.denied}
+            if command.limits is not None:
+                more |= {"limit": process.limit, "usage": process.output.usage}
             await foreground.print_json(
-                exitCode=process.exit_code, cause=process.cause, durationSeconds=seconds, **denial, **denied
+                exitCode=process.exit_code, cause=process.cause, durationSeconds=seconds, **more
             )
         return status
 
@@ -188,6 +192,7 @@ async def _start(executor: Executor, command: RunOptions, network: Network | Non
             grace=command.grace,
             sandbox=command.sandbox,
             network=network,
+            limits=command.limits,
             buffer_bytes=None,  # `OutputWriter` has its own limit
         )
     except ValueError as error:  # an argument that is not UTF-8, or a time limit out of range

@@ -50,6 +50,31 @@ def duration(text: str) -> float:
     return seconds
 
 
+_SIZE = re.compile(r"([0-9]+)([KMGT]?)", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def size(text: str) -> int:
+    """The bytes of a size such as 1048576, 512M or 2G; the units are powers of 1024, as systemd's.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ArgumentTypeError(f"no size: {text!r}; write bytes, or 512M or 2G")
+    return int(found[1]) << 10 * _POWERS[found[2].upper()]
+
+
+def percent(text: str) -> int:
+    """A whole number of percent: 150 or 150%.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    return count(text.removesuffix("%"))
+
+
 def count(text: str) -> int:
     """A whole number from 0.
 

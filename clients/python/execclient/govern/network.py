@@ -95,6 +95,11 @@ class NetworkAccess:
             raise ValueError("deny: '*' is every host: leave it out, since what is not allowed is denied")
         if self.mode not in ("full", "limited"):
             raise ValueError(f"mode: {self.mode!r} is neither 'full' nor 'limited'")
+        for field in ("ask", "allow_local"):
+            if not isinstance(getattr(self, field), bool):
+                raise TypeError(f"{field} is True or False, not {getattr(self, field)!r}")
+        if not isinstance(self.ask_timeout, int | float):
+            raise TypeError(f"ask_timeout is a number of seconds, not {self.ask_timeout!r}")
         if not 0 < self.ask_timeout <= LONGEST_ASK_SECONDS:
             raise ValueError(f"ask_timeout: {self.ask_timeout} is no number of seconds above 0, up to a day")
 
@@ -248,6 +253,8 @@ def canonical_host(text: str) -> str:
     host = given.lower()
     if not host.isascii():
         raise ValueError("a name with other letters than ASCII has to be in its form for the network: xn--…")
+    if "*" in host:
+        raise ValueError("* stands alone or begins a name: *.example.com, **.example.com")
     if len(host) > MAX_HOST_CHARACTERS or not _NAME.fullmatch(host):
         raise ValueError("it has to be the name of a host or an IP address, without a path")
     if host.rpartition(".")[2].isdigit():

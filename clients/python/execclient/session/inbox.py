@@ -72,6 +72,8 @@ class Inbox:
         self.broken_sandbox: str | None = None
         self.denial: Mapping[str, Json] | None = None
         self.ended_with_sandbox: Mapping[str, Json] | None = None
+        self.limit: Mapping[str, Json] | None = None
+        self.usage: Mapping[str, Json] | None = None
         self.closed = False
         self.failure: ExecServerError | None = None
         self.clock: Callable[[], float] | None = None
@@ -281,7 +283,9 @@ class Inbox:
         # The process may have exited by itself just before the client killed it.
         if self.forced_cause and (code or self.warned):
             cause = self.forced_cause
-        self.exit_code, self.cause = exit_code_of(code, cause), cause
+        self.limit = params.get("limit") or self.limit
+        self.usage = params.get("usage") or self.usage
+        self.exit_code, self.cause = exit_code_of(code, cause, self.limit), cause
         self.denial = params.get("denial") or self.denial
         self.ended_with_sandbox = params.get("endedWithSandbox") or self.ended_with_sandbox
         self.broken_sandbox = params.get("failure") or self.broken_sandbox

@@ -66,8 +66,9 @@ def test_a_denied_host_is_denied_however_it_is_allowed() -> None:
         ({"deny": ("example.com/x",)}, "deny: 'example.com/x'"),
         ({"allow": ("",)}, "allow: ''"),
         ({"allow": ("a b",)}, "allow: 'a b'"),
-        ({"allow": ("a.*.com",)}, "allow"),
-        ({"allow": ("*example.com",)}, "allow"),
+        ({"allow": ("a.*.com",)}, "allow: .* stands alone or begins a name"),
+        ({"allow": ("*example.com",)}, "allow: .* stands alone or begins a name"),
+        ({"allow": ("**",)}, "allow: .* stands alone or begins a name"),
         ({"allow": ("*.10.0.0.1",)}, "allow: .* an IP address has no subdomains"),
         ({"allow": ("010.0.0.1",)}, "allow: '010.0.0.1': an IPv4 address has four numbers"),
         ({"allow": ("127.1",)}, "four numbers from 0 to 255"),
@@ -96,6 +97,14 @@ def test_what_could_be_taken_for_something_else_is_refused_by_its_field(
 def test_one_host_is_not_taken_for_a_list_of_letters(value: Any) -> None:
     with pytest.raises(TypeError, match="allow is a tuple of hosts"):
         NetworkAccess(allow=value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("ask", "no"), ("allow_local", "false"), ("allow_local", 0), ("ask_timeout", "5")]
+)
+def test_text_that_python_would_take_for_true_is_refused_by_its_field(field: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"{field} is .*, not {value!r}"):
+        NetworkAccess(**{field: value})
 
 
 def test_a_host_that_is_no_text_is_refused() -> None:
