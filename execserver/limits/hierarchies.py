@@ -75,6 +75,16 @@ def obstacle(hierarchy: Hierarchy) -> str | None:
     return f"{folder} holds other processes, such as {min(others)}" if others else None
 
 
+def mount_points() -> tuple[str, ...]:
+    """Where control groups are mounted, each hierarchy perhaps several times."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        mounts = [line.split(" - ", 1) for line in file]
+    found = (
+        _unescaped(left.split()[4]) for left, right in mounts if right.split()[0] in ("cgroup", "cgroup2")
+    )
+    return tuple(dict.fromkeys(found))
+
+
 def groups_of_services() -> list[str]:
     """The groups of all services below the daemon's own one, also of services that are gone."""
     found: list[str] = []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from execserver.limits.hierarchies import INNER, PREFIX, WANTED, Hierarchy, find_hierarchies
+from execserver.limits.hierarchies import INNER, PREFIX, WANTED, Hierarchy, find_hierarchies, mount_points
 from execserver.limits.leaf import CONTROLLERS, GROUPS_HELP, Folder, Leaf, LimitRefused
 from execserver.telemetry.logs import Logger
 
@@ -119,7 +119,7 @@ class Leaves:
     @property
     def mount_points(self) -> tuple[str, ...]:
         """Where the hierarchies are mounted. A process that may write there can leave its leaf."""
-        return tuple(dict.fromkeys(each.mount_point for each in find_hierarchies()))
+        return mount_points()
 
     # -- on the loop
 

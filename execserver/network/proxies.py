@@ -101,17 +101,18 @@ class Proxies:
 
         Raises:
             InvalidParams: a pattern of the domains is not valid.
-            InvalidRequest: this daemon cannot tell whose sandbox a proxy enters, or its own environment names
-                an upstream proxy that cannot be used.
+            InvalidRequest: this daemon has no ownership tags, or its own environment names an upstream proxy
+                that cannot be used.
             InternalError: no process can be started.
         """
-        if inside and self._tag is None:
+        if self._tag is None:
+            # By its tag a proxy finds the sandbox that it enters, and daemons know that it is no client.
             raise InvalidRequest(
-                "failed to prepare process sandbox: a managed network needs ownership tags, and the hard "
+                "failed to prepare process sandbox: a network proxy needs ownership tags, and the hard "
                 "limit RLIMIT_RTTIME of the daemon is too low for them; raise it (`ulimit -H -R unlimited`, "
                 "systemd: LimitRTTIME=infinity)",
                 name="sandbox_unavailable",
-                field="enforceManagedNetwork",
+                field="networkProxy",
             )
         try:
             DomainRules(settings.proxy)

@@ -111,11 +111,7 @@ class PreparedConfinement(BackendConfinement):
         Raises:
             ValueError: it has been wrapped before, or limits need a folder that it makes writable.
         """
-        if bubblewrap.read_only(self._sandbox.view, command.read_only):
-            raise ValueError(
-                f"a sandbox of the backend {self.backend} that can write to the control groups in "
-                f"{', '.join(command.read_only)} cannot have limits: grant less writing"
-            )
+        _require_read_only(self.backend, self._sandbox.view, command)
         launch, self._launch = self._launch, None
         if launch is None:
             raise ValueError("this sandbox has been used")
@@ -216,6 +212,15 @@ class Bubblewrap(SandboxBackend):
         return [sandbox.setsid, "-c", *line] if command.tty and sandbox.setsid is not None else line
 
 
+def _require_read_only(backend: str, view: View, command: LaunchSpec) -> None:
+    """Raise ValueError if a command with limits may write to its control groups, and so leave them."""
+    if bubblewrap.read_only(view, command.read_only):
+        raise ValueError(
+            f"a sandbox of the backend {backend} that can write to the control groups in "
+            f"{', '.join(command.read_only)} cannot have limits: grant less writing"
+        )
+
+
 class _ThreadLimits(SandboxBackend):
     """Limits of the spawning thread. Processes and signals are the host's."""
 
@@ -274,6 +279,7 @@ class Landlock(_ThreadLimits):
 
     def wrap(self, command: LaunchSpec, sandbox: Sandbox) -> LaunchSpec:
         """See `SandboxBackend`."""
+        _require_read_only("landlock", sandbox.view, command)
         # `dies_with_parent` has no meaning here: the parent would be the thread.
         program = sandbox.seccomp_program(tracing=True)
 

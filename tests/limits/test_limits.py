@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from execserver.limits import hierarchies
 from tests.limits.groups import (
     HOG,
     MIB,
@@ -260,6 +261,28 @@ def test_a_sandboxed_command_cannot_leave_its_leaf(client: Client, tmp_path: Pat
     assert exited(confined)["exitCode"] == 0
     assert b"/execserver." in confined.output
     assert (tmp_path / "written").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts control groups")
+def test_a_second_mount_of_the_control_groups_is_no_way_out_of_a_leaf(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    again, denied = tmp_path / "again", tmp_path / "denied"
+    again.mkdir()
+    denied.mkdir()
+    mount = 'mount -t cgroup -o pids none "$0" 2>/dev/null || mount -t cgroup2 none "$0"; exec "$@"'
+    prefix = ("unshare", "--mount", "sh", "-c", mount, str(again))
+    script = f"echo $$ > {again}/cgroup.procs; cat /proc/self/cgroup"
+    server = Server(f"unix://{tmp_path}/s", env=environment, cwd=tmp_path, prefix=prefix)
+    try:
+        with server.connect(extensions=True) as client:
+            sandbox = context(restricted(special("root", "write"), at(denied, "deny")))
+            free, confined = (start(client, script, {"pids": 9}, sandbox=each) for each in (None, sandbox))
+            assert exited(free)["exitCode"] == exited(confined)["exitCode"] == 0
+    finally:
+        assert server.stop() == 0
+    assert free.output.count(b"/execserver.") < confined.output.count(b"/execserver.")
+    assert confined.output.count(b"/execserver.") == len(hierarchies.find_hierarchies())
 
 
 @pytest.mark.statement("X21")

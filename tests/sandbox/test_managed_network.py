@@ -227,6 +227,30 @@ def test_a_permitted_host_is_no_way_to_a_daemon(anyones_host: Host) -> None:
         assert server.stop() == 0
 
 
+LOW_LIMIT = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_RTTIME, (10**9, 10**9))
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_without_ownership_tags_no_proxy_is_started(make_host: MakeHost) -> None:
+    """Daemons would take it for a client, through which a confined command could run anything."""
+    host = make_host(prefix=(sys.executable, "-c", LOW_LIMIT))
+    tree = host.tree()
+    advisory = {
+        "sandbox": tree.context(WORKSPACE_WITH_NETWORK),
+        "networkProxy": {"proxy": PROXY | {"domains": {"127.0.0.1": "allow"}}},
+    }
+    for members in (managed(tree), advisory):
+        params = host.client.start_params(["/bin/touch", str(tree.out / "made")], **members)
+        failure = host.client.refused("process/start", params)
+        assert failure.code == -32600
+        assert "RLIMIT_RTTIME" in failure.message
+    assert not (tree.out / "made").exists()
+    assert host.shell(tree, "echo confined", tree.context(READ_ONLY)).output == b"confined\n"
+
+
 def test_an_upstream_proxy_that_cannot_be_used_is_named_before_anything_runs(make_host: MakeHost) -> None:
     host = make_host(env={"HTTP_PROXY": "https://user:secret@proxy.test"})
     tree = host.tree()

@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from execserver.launch_spec import LaunchSpec
 from execserver.sandbox import landlock, seccomp
+from execserver.sandbox.backend import Sandbox, Sources
+from execserver.sandbox.backends import Landlock
 from execserver.sandbox.landlock import Ruleset, unstatable
 from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.thread_limits import spawn_limited
@@ -95,6 +98,15 @@ def test_the_daemons_own_things_can_be_hidden_while_the_network_is_off() -> None
     assert "while the network is enabled" in str(unstatable(view(*masks, network=True), own))
     assert "may be written to" in str(unstatable(view(writable("/own"), *masks), own))
     assert "may be written to" in str(unstatable(view(*masks, base="host"), own))
+
+
+def test_a_command_with_limits_may_not_write_to_its_control_groups() -> None:
+    command = LaunchSpec("/bin/true", ("true",), "/", {}, read_only=("/groups/pids",))
+    backend = Landlock(DaemonPaths())
+    with pytest.raises(ValueError, match=r"control groups in /groups/pids cannot have limits"):
+        backend.wrap(command, Sandbox(view=view(writable("/groups")), sources=Sources("", "")))
+    other = Sandbox(view=view(writable("/w")), sources=Sources("", ""))
+    assert backend.wrap(command, other).limit is not None
 
 
 def test_a_view_without_limits_on_files_needs_no_rules() -> None:
