@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.limits.groups import PREFIX, groups_of_services, remove_group
+from tests.limits.groups import PREFIX, abandoned_groups, remove_group, wait_for_clean_groups
 from tests.support.wire import Client, Server
 
 
@@ -14,12 +14,12 @@ from tests.support.wire import Client, Server
 def server(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server on a Unix socket. It must leave no control group behind."""
     folder = tmp_path_factory.mktemp("limits")
-    before = groups_of_services()
+    before = abandoned_groups()
     server = Server(f"unix://{folder}/socket", env=environment, cwd=folder, prefix=PREFIX)
     yield server
     assert server.stop() == 0
     remove_group(server.pid)
-    assert groups_of_services() <= before
+    wait_for_clean_groups(before)
 
 
 @pytest.fixture
