@@ -80,6 +80,8 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
         status = await foreground.run_until_exit(signals, *background)
         if process.exit_code and command.sandbox is not None:
             report_denial(process.denial, command.sandbox.kind)
+        if process.exit_code and "pids" in (process.output.usage or {}).get("limitsHit", ()):
+            print_message("the command reached its limit of processes, where fork fails; --pids sets it")
         if network is not None:
             network.print_denied()
         if command.as_json:
