@@ -9,6 +9,7 @@ CODEX_VERSION := 0.169.0
 MCP_INSPECTOR_VERSION := 2.12.0
 MCP_EVERYTHING_VERSION := 2026.8.31
 SVG_TERM_VERSION := 2.1.1
+UNDICI_VERSION := 6.29.1
 CODEX = $(firstword $(wildcard .interop/node_modules/@openai/codex-linux-*/vendor/*/bin/codex) \
 	$(wildcard .interop/node_modules/@openai/codex/vendor/*/bin/codex))
 SERVE := $(CURDIR)/$(BIN)/execserver serve
@@ -20,9 +21,9 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 .PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
 	second-tests background-tests watch docs docs-check first-docs second-docs demo dist release release-tools \
 	release-tests release-check soak faults limits-vm limits-vm-setup fuzz bubblewrap terminal-tools ssh-server \
-	browser runtimes shells container-check integrations interop interop-setup probe relay-probe sandbox-backend \
-	vectors stock-client stock-websocket stock-stdio beside-stock relay-stock systemd-setup systemd-verify foreign-clients bench \
-	bench-gate bench-relay bench-commands clean
+	browser runtimes shells network-tools container-check integrations interop interop-setup probe relay-probe \
+	sandbox-backend vectors stock-client stock-websocket stock-stdio beside-stock relay-stock systemd-setup \
+	systemd-verify foreign-clients bench bench-gate bench-relay bench-commands clean
 
 # A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
 help:
@@ -89,7 +90,7 @@ PYTEST := $(BIN)/python -m pytest -q --durations=30 --durations-min=1 -m "not ma
 FIRST_TESTS := tests/faults tests/sandbox \
 	$(filter-out %/__pycache__ $(addprefix tests/integration/,commands patch relay tools),$(wildcard tests/integration/*))
 
-unit: setup bubblewrap terminal-tools runtimes shells
+unit: setup bubblewrap terminal-tools runtimes shells network-tools
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-tests second-tests background-tests
 
 first-tests: setup
@@ -139,6 +140,24 @@ browser:
 # What programs of C and Node do with sockets in a sandbox is tried with real ones.
 runtimes:
 	$(call install,command -v cc >/dev/null && command -v node >/dev/null,gcc libc6-dev nodejs,cc or node)
+
+# Programs that find the proxy of a managed network: git, npm, one of Go that is built once, Node with the agent
+# that its `fetch` needs before version 24. And what the internet of these tests is made by.
+NETWORK_TOOLS := .interop/network
+GO = $(or $(shell command -v go),/usr/lib/go-1.19/bin/go)
+
+network-tools: runtimes
+	$(call install,(for each in git curl npm ip openssl; do command -v $$each >/dev/null || exit 1; done),git curl npm iproute2 openssl,git curl npm ip or openssl)
+	$(call install,test -x $(GO),golang-1.19-go,go)
+	@$(MAKE) --no-print-directory $(NETWORK_TOOLS)/fetch $(NETWORK_TOOLS)/undici.ready
+
+$(NETWORK_TOOLS)/fetch: tests/network/fetch.go
+	mkdir -p $(@D)
+	CGO_ENABLED=0 GO111MODULE=off GOCACHE=$(CURDIR)/$(@D)/go-cache $(GO) build -o $@ $<
+
+$(NETWORK_TOOLS)/undici.ready:
+	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix $(@D) undici@$(UNDICI_VERSION)
+	touch $@
 
 ##@ The manual and the distributions
 

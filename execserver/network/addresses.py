@@ -62,8 +62,7 @@ class Host(NamedTuple):
 def parse_host(text: str) -> Host:
     """Read the host of a request or a rule.
 
-    An IPv6 address may have brackets. One that has an IPv4 address mapped into it is that IPv4 address. Names
-    outside ASCII are encoded by IDNA.
+    An IPv6 address may have brackets. Names outside ASCII are encoded by IDNA.
 
     Raises:
         HostError: it is neither a name nor an address.
@@ -94,8 +93,9 @@ def _ipv6(text: str) -> Host:
         address = None
     if address is None:
         raise HostError("the IPv6 address is not valid")
-    seen = address.ipv4_mapped or address
-    return Host(str(seen), seen)
+    mapped = address.ipv4_mapped
+    # Before Python 3.13 its text has hexadecimal digits.
+    return Host(str(address) if mapped is None else f"::ffff:{mapped}", address)
 
 
 def _idna(text: str) -> str:
@@ -140,6 +140,11 @@ def is_local(address: Address) -> bool:
 def is_local_host(host: Host) -> bool:
     """Whether a host is local by its text: a local address, or `localhost`."""
     return host.text == "localhost" if host.address is None else is_local(host.address)
+
+
+def unmapped(address: Address) -> Address:
+    """The IPv4 address that is mapped into an IPv6 address: connections to either reach the same host."""
+    return (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address
 
 
 def address_of(sockaddr_host: str) -> Address:

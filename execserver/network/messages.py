@@ -18,9 +18,7 @@ unknown members and messages are ignored.
 
 from __future__ import annotations
 
-import os
 import socket
-import struct
 from collections.abc import Sequence
 
 import msgspec
@@ -28,11 +26,7 @@ import msgspec
 from execprotocol.network import Decision, NetworkRequest
 from execserver.network.rules import NetworkDecision, ProxyPolicy
 from execserver.network.variables import Ports
-
-_MOST_BYTES = 65_536
-"""A message has a host name and a reason."""
-
-_ROOM = socket.CMSG_SPACE(4 * struct.calcsize("i"))
+from execserver.supervisor.packets import ChannelError, receive_bytes, send_bytes
 
 
 class _Message(msgspec.Struct, tag_field="type", frozen=True):
@@ -114,11 +108,7 @@ def send(channel: socket.socket, message: AnyMessage, descriptors: Sequence[int]
         BlockingIOError: the channel is full; never, if it blocks.
         OSError: the other end is gone.
     """
-    ancillary = []
-    if descriptors:
-        rights = struct.pack(f"{len(descriptors)}i", *descriptors)
-        ancillary.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, rights))
-    channel.sendmsg([_encode(message)], ancillary, socket.MSG_NOSIGNAL)
+    send_bytes(channel, _encode(message), descriptors)
 
 
 def receive(channel: socket.socket) -> tuple[AnyMessage | None, list[int]]:
@@ -130,17 +120,9 @@ def receive(channel: socket.socket) -> tuple[AnyMessage | None, list[int]]:
         OSError: no descriptor is left for those of the message.
     """
     try:
-        data, ancillary, flags, _ = channel.recvmsg(_MOST_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError:
-        # It ended without reading our messages. The error comes once, and its messages follow.
-        data, ancillary, flags, _ = channel.recvmsg(_MOST_BYTES, _ROOM, socket.MSG_CMSG_CLOEXEC)
-    descriptors: list[int] = []
-    for _level, _kind, content in ancillary:
-        descriptors += struct.unpack(f"{len(content) // 4}i", content[: len(content) // 4 * 4])
-    if flags & socket.MSG_CTRUNC:
-        for each in descriptors:
-            os.close(each)
-        raise OSError("a message lost descriptors: the descriptor table is full")
+        data, descriptors = receive_bytes(channel)
+    except ChannelError as error:
+        raise OSError(str(error)) from None
     if not data:
         raise EOFError
     try:

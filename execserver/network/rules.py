@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from ipaddress import IPv4Address, IPv6Address
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
 from execprotocol.network import Decision, NetworkProtocol, NetworkRequest, ProxySettings
-from execserver.network.addresses import Host, HostError, parse_host, split_port
+from execserver.network.addresses import Host, HostError, parse_host, split_port, unmapped
 
 Decider = Callable[[NetworkRequest], Awaitable[Decision]]
 """Asks about a host without a verdict. A failure and every answer but `allow` deny."""
@@ -103,7 +104,8 @@ class DomainRules:
 
     A pattern is a host, `*.example.com` for its subdomains, `**.example.com` for both, or `*` for all; it
     may have `*` and `?` elsewhere too. `host:port` is for that port only. Patterns with `*` or `?`, but for
-    `*` itself, match names and no addresses.
+    `*` itself, match names and no addresses. An IPv4 address that is mapped into an IPv6 address is denied
+    with either, and allowed with its own notation only.
     """
 
     def __init__(self, settings: ProxySettings) -> None:
@@ -126,10 +128,11 @@ class DomainRules:
 
     def verdict(self, host: Host, port: int) -> Literal["allow", "deny"] | None:
         """What the patterns say about a host; deny wins."""
-        if any(_matches(pattern, host, port) for pattern in self._patterns["deny"]):
-            return "deny"
-        if any(_matches(pattern, host, port) for pattern in self._review):
-            return None
+        for same in _notations(host):
+            if any(_matches(pattern, same, port) for pattern in self._patterns["deny"]):
+                return "deny"
+            if any(_matches(pattern, same, port) for pattern in self._review):
+                return None
         if any(_matches(pattern, host, port) for pattern in self._patterns["allow"]):
             return "allow"
         return None
@@ -164,6 +167,15 @@ def _parse_pattern(text: str, field: str) -> _Pattern:
     name = name.replace(r"\*", ".*").replace(r"\?", ".")
     start = {"": "", "*.": r".+\.", "**.": r"(?:.+\.)?"}[prefix]
     return _Pattern(re.compile(f"{start}{name}\\Z"), None, port)
+
+
+def _notations(host: Host) -> tuple[Host, ...]:
+    """A host, and the other notation of an IPv4 address."""
+    address = None if host.address is None else unmapped(host.address)
+    if not isinstance(address, IPv4Address):
+        return (host,)
+    mapped = f"::ffff:{address}"
+    return Host(str(address), address), Host(mapped, IPv6Address(mapped))
 
 
 def _matches(pattern: _Pattern, host: Host, port: int) -> bool:

@@ -7,11 +7,16 @@ and descriptors are exactly those of any other spawn, and an exec that fails is 
 
 The kernel suspends the thread that calls `posix_spawn` until the exec, and `os.posix_spawn` would suspend all
 threads with it. So the C library's function is called from a thread of its own, without the interpreter lock.
+
+Until its exec the child has copies of all descriptors of the server, and waits for the server alone. So it
+must end with the server: the kernel kills it when the writing end of a pipe is closed, which only the server
+has.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import os
 import signal
@@ -42,6 +47,8 @@ class GatedSpawn:
         self.reaped = False
         """Whether the child has ended before its exec, and is reaped."""
         self._gate: int | None = None
+        self._lifeline: tuple[int, int] | None = None
+        """The pipe whose end kills the child."""
         self._thread: threading.Thread | None = None
         self._pid = 0
         self._limit: Callable[[], None] | None = None
@@ -79,11 +86,17 @@ class GatedSpawn:
         argv, envp = _strings(arguments), _strings(_assignments(environment))
         path = _encoded(program)
         gate = self._gate = _make_gate()
+        try:
+            lifeline = self._lifeline = os.pipe()
+        except OSError:
+            self._close()
+            raise
         self._limit = None if limit is None else partial(limit, _path(gate))
         files, attributes = (ctypes.create_string_buffer(_OBJECT_BYTES) for _ in range(2))
         _libc.posix_spawn_file_actions_init(files)
         _libc.posix_spawnattr_init(attributes)
-        _add_actions(files, [(os.POSIX_SPAWN_OPEN, 0, _path(gate), os.O_RDONLY, 0), *actions])
+        own = [(os.POSIX_SPAWN_CLOSE, lifeline[1]), (os.POSIX_SPAWN_OPEN, 0, _path(gate), os.O_RDONLY, 0)]
+        _add_actions(files, [*own, *actions])
         _set_attributes(attributes, signals)
         pid = ctypes.c_int()
 
@@ -99,6 +112,7 @@ class GatedSpawn:
         try:
             self._thread.start()
             self._pid = self._wait_for_child(self._thread)
+            _kill_at_end_of(lifeline[0], self._pid)
         except BaseException:
             self._close()
             raise
@@ -165,6 +179,12 @@ class GatedSpawn:
     def _close(self) -> None:
         if self._limit is not None:
             _collector.resume()
+        if self._lifeline is not None:
+            # First: another child may have a copy of the reading end, so that closing it would not do.
+            fcntl.fcntl(self._lifeline[0], fcntl.F_SETOWN, 0)
+            for end in self._lifeline:
+                os.close(end)
+            self._lifeline = None
         if self._gate is not None:
             os.close(self._gate)
             self._gate = None
@@ -197,6 +217,18 @@ class _Collector:
 _collector = _Collector()
 
 
+def _kill_at_end_of(pipe: int, pid: int) -> None:
+    """Have the kernel kill a process when the last writing end of a pipe is closed.
+
+    Args:
+        pipe: its reading end, of which the process has a copy.
+        pid: the process, which is not reaped.
+    """
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, pid)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+
+
 def _make_gate() -> int:
     """A descriptor of a named pipe that has no writer, and no name any more."""
     # An unnamed pipe would not do: it can be opened without a writer.
@@ -223,6 +255,8 @@ def _add_actions(files: ctypes.Array[ctypes.c_char], actions: Iterable[FileActio
             error = _libc.posix_spawn_file_actions_addopen(
                 files, fd, _encoded(str(path)), flags, ctypes.c_uint(int(mode))
             )
+        elif kind == os.POSIX_SPAWN_CLOSE:
+            error = _libc.posix_spawn_file_actions_addclose(files, *rest)
         else:
             error = _libc.posix_spawn_file_actions_adddup2(files, *rest)
         if error:

@@ -1,4 +1,7 @@
-"""Messages on the channel between supervisor and server: JSON, each in one SOCK_SEQPACKET packet."""
+"""Messages on the channel between supervisor and server: JSON, each in one SOCK_SEQPACKET packet.
+
+The channels of network proxies have the same packets (`network/messages.py`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ __all__ = [
     "VERSION",
     "ChannelError",
     "channel_pair",
+    "receive_bytes",
     "receive_packet",
+    "send_bytes",
     "send_packet",
     "socket_of",
 ]
@@ -24,7 +29,8 @@ __all__ = [
 VERSION = 3
 # The kernel passes at most 253 descriptors with one message.
 MAX_DESCRIPTORS = 253
-# A message holds at most the listening URLs; 64 listeners with the longest paths are 10 kB.
+# A message holds at most the listening URLs; 64 listeners with the longest paths are 10 kB. One of a network
+# proxy holds a host and a reason.
 _MAX_PACKET = 65536
 
 
@@ -57,11 +63,7 @@ def send_packet(channel: socket.socket, message: object, descriptors: Sequence[i
     """
     import json  # takes five milliseconds; by now the sockets are bound and clients can connect
 
-    ancillary = []
-    if descriptors:
-        rights = struct.pack(f"{len(descriptors)}i", *descriptors)
-        ancillary.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, rights))
-    channel.sendmsg([json.dumps(message).encode()], ancillary)
+    send_bytes(channel, json.dumps(message).encode(), descriptors)
 
 
 def receive_packet(channel: socket.socket) -> tuple[dict[str, object], list[int]] | None:
@@ -73,22 +75,10 @@ def receive_packet(channel: socket.socket) -> tuple[dict[str, object], list[int]
     """
     import json
 
-    room = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
-    try:
-        data, ancillary, flags, _ = channel.recvmsg(_MAX_PACKET, room, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionResetError:
-        # The peer ended without reading our messages. The error comes once, and its messages follow.
-        data, ancillary, flags, _ = channel.recvmsg(_MAX_PACKET, room, socket.MSG_CMSG_CLOEXEC)
-    descriptors: list[int] = []
-    for level, kind, content in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            usable = len(content) - len(content) % 4
-            descriptors += struct.unpack(f"{usable // 4}i", content[:usable])
+    data, descriptors = receive_bytes(channel)
     if not data:
         return None
     try:
-        if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
-            raise ChannelError("a message lost descriptors or data: the descriptor table is full")
         message = json.loads(data)
         if not isinstance(message, dict) or not isinstance(message.get("type"), str):
             raise ChannelError("a message is not an object with a type")
@@ -97,6 +87,45 @@ def receive_packet(channel: socket.socket) -> tuple[dict[str, object], list[int]
             os.close(descriptor)
         raise ChannelError(str(error)) from None
     return message, descriptors
+
+
+def send_bytes(channel: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Send one packet; the receiver gets copies of `descriptors`.
+
+    Raises:
+        BlockingIOError: the channel is full (only of a non-blocking socket).
+        BrokenPipeError: the peer is gone.
+    """
+    ancillary = []
+    if descriptors:
+        rights = struct.pack(f"{len(descriptors)}i", *descriptors)
+        ancillary.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, rights))
+    channel.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
+
+
+def receive_bytes(channel: socket.socket) -> tuple[bytes, list[int]]:
+    """The next packet with its descriptors (close-on-exec); an empty one if the peer's end is closed.
+
+    Raises:
+        BlockingIOError: no packet (only of a non-blocking socket).
+        ChannelError: the packet was cut because it is too long or the descriptor table is full.
+    """
+    room = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
+    try:
+        data, ancillary, flags, _ = channel.recvmsg(_MAX_PACKET, room, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        # The peer ended without reading our packets. The error comes once, and its packets follow.
+        data, ancillary, flags, _ = channel.recvmsg(_MAX_PACKET, room, socket.MSG_CMSG_CLOEXEC)
+    descriptors: list[int] = []
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            usable = len(content) - len(content) % 4
+            descriptors += struct.unpack(f"{usable // 4}i", content[:usable])
+    if data and flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise ChannelError("a message lost descriptors or data: the descriptor table is full")
+    return data, descriptors
 
 
 def wait_for_hello(environment: Mapping[str, str]) -> bool:

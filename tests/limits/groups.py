@@ -6,12 +6,12 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from execserver import descendants
 from execserver.limits import hierarchies
 from tests.support.wire import PATIENCE, Client, Json, Process
 
@@ -47,8 +47,29 @@ def remove_group(pid: int) -> None:
         os.rmdir(f"{DELEGATED}/{pid}")
 
 
-def groups_of_services() -> set[Path]:
-    """All groups of services below ours, and their leaves. Other tests, too, run services at this time."""
+def leaves_of_service(server: int) -> set[Path]:
+    """The leaves of the service with this server or supervisor. Other tests have services, too."""
+    tags = (descendants.tag_of(pid) for pid in (server, *descendants.children_of(server)))
+    instances = {parts[0] for tag in tags if tag is not None and (parts := descendants.split_tag(tag))}
+    names = {f"{hierarchies.PREFIX}{instance}" for instance in instances}
+    return {each for each in _groups_and_leaves() if each.name.isdigit() and each.parent.name in names}
+
+
+def abandoned_groups() -> set[Path]:
+    """The groups of services that do not live any more: those whose lock is free."""
+    # FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE, each with a number before it; looking must not lock.
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    locked = {int(line[5].rpartition(":")[2]) for line in lines if line[1] == "FLOCK"}
+    found = set()
+    for group in _groups_and_leaves():
+        with suppress(FileNotFoundError):  # it was removed meanwhile
+            if not group.name.isdigit() and group.stat().st_ino not in locked:
+                found.add(group)
+    return found
+
+
+def _groups_and_leaves() -> set[Path]:
+    """Those of all services below ours."""
     roots = [each.folder for each in hierarchies.find_hierarchies()] if DELEGATED is None else [DELEGATED]
     found: set[Path] = set()
     for root in roots:
@@ -56,45 +77,6 @@ def groups_of_services() -> set[Path]:
             if re.search(r"/execserver\.[0-9]+(/|$)", folder):
                 found.add(Path(folder))
     return found
-
-
-def groups_held_by(pid: int) -> set[Path]:
-    """The groups of a service, by the descriptors of its server or supervisor."""
-    held: set[Path] = set()
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        with suppress(FileNotFoundError):  # closed just now
-            path = os.readlink(f"/proc/{pid}/fd/{fd}")
-            if re.search(r"/execserver\.[0-9]+$", path):
-                held.add(Path(path))
-    return held
-
-
-def leaves_in(groups: Iterable[Path]) -> list[Path]:
-    """The leaves in groups of a service."""
-    return [each for group in groups if group.exists() for each in group.iterdir() if each.is_dir()]
-
-
-def abandoned_groups() -> set[Path]:
-    """The groups of services that are dead: a living one has them locked."""
-    locked = set(re.findall(r"[0-9a-f]+:[0-9a-f]+:[0-9]+", Path("/proc/locks").read_text()))
-    found: set[Path] = set()
-    for group in groups_of_services():
-        with suppress(FileNotFoundError):  # its service ends just now
-            if not group.name.isdigit() and _name_in_locks(group) not in locked:
-                found.add(group)
-    return found
-
-
-def _name_in_locks(path: Path) -> str:
-    status = path.stat()
-    return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-
-
-def wait_for_clean_groups(before: set[Path]) -> None:
-    """Wait until no more groups of dead services exist than before. A service that starts makes a group just
-    before it locks it.
-    """
-    wait_for(lambda: abandoned_groups() <= before, 1)
 
 
 def leaves_of(pid: int) -> set[str]:

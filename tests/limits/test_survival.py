@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.faults.service import Service
@@ -18,13 +19,11 @@ from tests.limits.groups import (
     PREFIX,
     abandoned_groups,
     exited,
-    groups_held_by,
-    leaves_in,
     leaves_of,
+    leaves_of_service,
     needs_groups,
     start,
     wait_for,
-    wait_for_clean_groups,
 )
 from tests.sandbox.profiles import READ_ONLY, context
 from tests.support.wire import PATIENCE, Client, Json, Process, ReplyError
@@ -41,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield tmp_path_factory.mktemp("s")
     for group in [] if DELEGATED is None else [each for each in os.listdir(DELEGATED) if each.isdigit()]:
         os.rmdir(f"{DELEGATED}/{group}")
-    wait_for_clean_groups(before)
+    assert abandoned_groups() <= before
 
 
 @pytest.fixture
@@ -74,7 +73,7 @@ def killed(service: Service, client: Client) -> Client:
 def test_limits_hold_after_a_new_server_has_taken_over(service: Service, sandbox: Json) -> None:
     client = connected(service)
     limits = {"memoryBytes": 64 * MIB, "pids": 9}
-    # With cgroup v1 the daemon kills the shell, soon after the kernel killed the hog.
+    # In cgroup v1 it is the server that kills the shell, a moment after the kernel has killed its child.
     script = f"echo up; read -r x; {HOG}; sleep 5; echo survived; sleep 60"
     before = start(client, script, limits, pipeStdin=True, sandbox=sandbox)
     before.wait_output(b"up")
@@ -136,13 +135,12 @@ def test_a_start_that_was_cut_leaves_nothing(folder: Path, point: str, sandbox: 
         client.request("process/start", params)
         stat = Path(f"/proc/{service.server_pid}/stat")
         wait_for(lambda: stat.read_text().rpartition(") ")[2][0] == "T")
-        groups = groups_held_by(service.server_pid)
         client = killed(service, client)
         # The earlier process has survived, the one that was cut has not, and its name is free.
         assert Process(client, other["processId"]).write("x", "1") == "accepted"
         names = [entry["processId"] for entry in client.call("process/list", {})["processes"]]
         assert names == [other["processId"]]
-        wait_for(lambda: not leaves_in(groups))
+        wait_for(lambda: not leaves_of_service(service.server_pid))
         assert exited_again(client, params) == 0
     finally:
         service.end()
@@ -159,7 +157,7 @@ def test_the_next_service_sweeps_what_a_killed_one_has_left(folder: Path) -> Non
     client = connected(first)
     process = start(client, "setsid sleep 60 & echo up; sleep 60", {"pids": 9})
     process.wait_output(b"up")
-    left = leaves_in(groups_held_by(first.server_pid))
+    left = leaves_of_service(first.server_pid)
     assert left
     os.kill(first.pid, signal.SIGSTOP)  # so that it cannot clean up after its server
     os.kill(first.server_pid, signal.SIGKILL)
@@ -172,17 +170,42 @@ def test_the_next_service_sweeps_what_a_killed_one_has_left(folder: Path) -> Non
         second.end()
 
 
+def test_a_child_that_waits_for_its_group_ends_with_the_daemons(folder: Path) -> None:
+    """It has copies of all descriptors of the server, and nothing else would end it."""
+    service = Service("unix", folder, env={"EXECSERVER_FAULT_POINT": "limits-gated"})
+    client = connected(service)
+    params = client.start_params(["/bin/sh", "-c", f"touch {folder}/ran"], limits={"pids": 4})
+    client.request("process/start", params)
+    server = psutil.Process(service.server_pid)
+    wait_for(lambda: server.status() == psutil.STATUS_STOPPED)
+    [child] = server.children()
+    assert child.is_running()
+    left = leaves_of_service(server.pid)
+    assert left
+    os.kill(service.pid, signal.SIGSTOP)  # so that it cannot clean up after its server
+    os.kill(server.pid, signal.SIGKILL)
+    os.kill(service.pid, signal.SIGKILL)
+    service.end()
+    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    assert not (folder / "ran").exists()
+    second = Service("unix", folder)
+    try:
+        wait_for(lambda: not any(each.exists() for each in left))
+    finally:
+        second.end()
+
+
 def test_the_groups_of_a_service_that_lives_are_left_alone(folder: Path) -> None:
     first = serve(folder)
     client = connected(first)
     process = start(client, "echo up; read -r x", {"pids": 9}, pipeStdin=True)
     process.wait_output(b"up")
-    groups = groups_held_by(first.server_pid)
-    assert leaves_in(groups)
+    leaves = leaves_of_service(first.server_pid)
+    assert leaves
     second = serve(folder)
     other = connected(second)
     assert exited(start(other, "true", {"pids": 9}))["exitCode"] == 0
-    assert leaves_in(groups)
+    assert leaves <= leaves_of_service(first.server_pid)
     second.end()
     assert exited_with(process) == 0
     first.end()
@@ -210,9 +233,7 @@ def test_a_start_whose_connection_is_lost_leaves_no_leaf(service: Service) -> No
         client.request("process/start", params)
     client.transport.close()
     again = resumed(service, client.session_id)
-    groups = groups_held_by(service.server_pid)
-    assert groups
-    wait_for(lambda: not leaves_in(groups))
+    wait_for(lambda: not leaves_of_service(service.server_pid))
     # Each was started or not, and each name can be asked for.
     for entry in again.call("process/list", {})["processes"]:
         assert Process(again, entry["processId"]).read()["closed"]

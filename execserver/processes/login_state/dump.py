@@ -6,6 +6,7 @@ A module for each kind of shell (`bash.py`, `zsh.py`) prints it and restores it.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
@@ -39,6 +40,22 @@ EQUAL = {
     b"nice": "it changes the priority",
 }
 """The sections that no script restores, and what it means when they differ."""
+
+
+_END = r"""\builtin printf '%s' "${16} ${17}"
+\builtin printf '\0%s\0' processes
+PROCESSES
+\builtin printf '\0%s\0' input
+[[ /dev/fd/0 -ef /dev/null ]] && \builtin printf 'null '
+[[ -p /dev/fd/0 ]] && \builtin printf 'pipe '
+IFS= \builtin read -r __execserver_0 && \builtin printf '%s' "$__execserver_0"
+\builtin printf '\0%s\0' end
+\builtin printf '%s\0' MARK
+\builtin printf '%s' MARK >&2
+"""
+
+_COUNT_PROCESSES = """for __execserver_0 in /proc/[0-9]*/; do \\builtin printf '%s' .; done"""
+"""In a namespace of its own, where it finds what the profile has left in the background."""
 
 
 class ShellKind(Protocol):
@@ -78,6 +95,36 @@ class ShellKind(Protocol):
         """The launch of a shell that restores the snapshot in a descriptor, from that of a login shell."""
 
 
+def completed(script: str, *, count_processes: bool) -> str:
+    """The script of a kind, which leaves the fields of its `/proc/PID/stat` from the third on as arguments,
+    with the sections that are the same in all kinds behind it.
+    """
+    counting = _COUNT_PROCESSES if count_processes else ":"
+    return (script + _END).replace("MARK", MARK.decode()).replace("PROCESSES", counting, 1)
+
+
+def comparable(
+    found: dict[bytes, bytes], variables: Variables, tagged_limit: re.Pattern[bytes]
+) -> dict[bytes, bytes]:
+    """The sections without what is another one for each shell.
+
+    Args:
+        found: the sections.
+        variables: those to compare.
+        tagged_limit: the line of the limit with the ownership tag.
+    """
+    for name in (b"soft", b"hard"):
+        found[name] = tagged_limit.sub(b"", found[name])
+    found[b"variables"] = b"\n".join(variables[name][1] for name in sorted(variables))
+    return found
+
+
+def plain_values(variables: Variables, pattern: re.Pattern[bytes]) -> dict[str, str]:
+    """The values of variables in which a pattern finds plain text."""
+    found = {name: pattern.search(statement) for name, (_, statement) in variables.items()}
+    return {os.fsdecode(name): os.fsdecode(value[1]) for name, value in found.items() if value is not None}
+
+
 def sections(output: bytes, errors: bytes) -> dict[bytes, bytes]:
     """The sections of a dump.
 
@@ -100,9 +147,9 @@ def sections(output: bytes, errors: bytes) -> dict[bytes, bytes]:
     return dict(zip(parts[:-3:2], parts[1:-3:2], strict=True))
 
 
-def require_restorable(plain: Dump, login: Dump) -> None:
-    """Raise UnfitError if a section differs that no script restores."""
-    for section, meaning in EQUAL.items():
+def require_restorable(plain: Dump, login: Dump, others: Mapping[bytes, str] | None = None) -> None:
+    """Raise UnfitError if one of the `EQUAL` sections differs, or one of the others that a kind has."""
+    for section, meaning in {**EQUAL, **(others or {})}.items():
         if plain[section] != login[section]:
             raise UnfitError(meaning)
 

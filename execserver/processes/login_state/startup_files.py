@@ -7,12 +7,11 @@ path that does not exist counts as well: `if [ -d ~/bin ]` makes a difference on
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 
 from execserver.processes.login_state import UnfitError
 
@@ -22,8 +21,14 @@ MAX_PATHS = 4096
 MAX_TEXT_BYTES = 4 << 20
 """How much text is searched, over all files."""
 
+MAX_LISTED = 20_000
+"""How many entries of folders are compared with patterns, which the profile may have written by a command."""
+
 _MAX_FILE_BYTES = 512 << 10
 """A larger file is watched and not searched."""
+
+_MAX_PATH, _MAX_VARIABLES = 4096, 16
+"""Bytes of a path, and variables in it. What has more is no path, but could take all memory."""
 
 _CLOCK_NS = 10_000_000
 """How much the clock that stamps files may lag behind."""
@@ -67,9 +72,14 @@ class StartupFiles:
     def __init__(self, first: Iterable[str], variables: Mapping[str, str], cwd: str) -> None:
         home = variables.get("HOME", "/")
         self._volatile = frozenset({"/", "/tmp", "/dev", "/proc", home, cwd, variables.get("TMPDIR", "/tmp")})  # noqa: S108
-        self._variables = {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
+        self._variables = {
+            os.fsencode(name): os.fsencode(value)
+            for name, value in variables.items()
+            if len(value) <= _MAX_PATH
+        }
         self._cwd = cwd
         self._left = MAX_TEXT_BYTES
+        self._entries_left = MAX_LISTED
         self._seen: dict[str, Seen] = {}
         self._add_all(first)
 
@@ -92,7 +102,7 @@ class StartupFiles:
                 raise UnfitError(f"its files name more than {MAX_PATHS} paths")
             seen = self._seen[path] = look(path, self._volatile)
             if "*" in path or "?" in path:
-                pending += islice(glob.iglob(path), MAX_PATHS)
+                pending += self._matching(path)
             elif seen is None:
                 continue
             elif stat.S_ISDIR(seen[2]):
@@ -116,12 +126,40 @@ class StartupFiles:
         home = self._variables.get(b"HOME", b"/")
         found: set[bytes] = set()
         for word in _WORD.findall(text):
+            if len(word) > _MAX_PATH or word.count(b"$") > _MAX_VARIABLES:
+                continue
             for part in word.split(b":"):
                 whole = home + part[1:] if part.startswith(b"~") else part
                 whole = _VARIABLE.sub(lambda name: self._variables.get(name[1], b"$"), whole)
-                if b"/" in whole and b"$" not in whole:
+                if b"/" in whole and b"$" not in whole and len(whole) <= _MAX_PATH:
                     found.add(whole.rstrip(b".,"))
         return [os.fsdecode(each) for each in sorted(found)]
+
+    def _matching(self, pattern: str) -> list[str]:
+        """The paths that match a pattern of a shell."""
+        found = [""]
+        for part in pattern.split("/")[1:]:
+            if "*" in part or "?" in part:
+                found = [
+                    f"{folder}/{name}"
+                    for folder in found
+                    for name in self._names(folder or "/")
+                    if fnmatchcase(name, part) and name.startswith(".") <= part.startswith(".")
+                ]
+            else:
+                found = [f"{folder}/{part}" for folder in found]
+        return found
+
+    def _names(self, folder: str) -> Iterator[str]:
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    self._entries_left -= 1
+                    if self._entries_left < 0:
+                        raise UnfitError(f"its patterns are for more than {MAX_LISTED} entries of folders")
+                    yield entry.name
+        except OSError:
+            return
 
 
 def _listed(folder: str) -> list[str]:

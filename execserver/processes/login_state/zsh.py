@@ -16,9 +16,11 @@ from msgspec.structs import replace
 
 from execserver.processes.login_state import UnfitError
 from execserver.processes.login_state.dump import (
-    MARK,
     Dump,
     changes,
+    comparable,
+    completed,
+    plain_values,
     quoted,
     require_kept,
     require_restorable,
@@ -84,19 +86,7 @@ done
 \builtin printf '\0%s\0' nice
 [[ -r /proc/$$/stat ]] && \builtin read -r __execserver_0 </proc/$$/stat
 \builtin set -- ${=__execserver_0##*) }
-\builtin printf '%s' "${16} ${17}"
-\builtin printf '\0%s\0' processes
-PROCESSES
-\builtin printf '\0%s\0' input
-[[ /dev/fd/0 -ef /dev/null ]] && \builtin printf 'null '
-[[ -p /dev/fd/0 ]] && \builtin printf 'pipe '
-IFS= \builtin read -r __execserver_0 && \builtin printf '%s' "$__execserver_0"
-\builtin printf '\0%s\0' end
-\builtin printf '%s\0' MARK
-\builtin printf '%s' MARK >&2
 """
-
-_COUNT_PROCESSES = """for __execserver_0 in /proc/[0-9]*; do \\builtin printf '%s' .; done"""
 
 _EQUAL = {
     b"options": "it sets options",
@@ -137,26 +127,18 @@ def usable(script: str) -> bool:
 
 def dump_script(*, count_processes: bool) -> str:
     """See `ShellKind`."""
-    counting = _COUNT_PROCESSES if count_processes else ":"
-    return DUMP.replace("MARK", MARK.decode()).replace("PROCESSES", counting, 1)
+    return completed(DUMP, count_processes=count_processes)
 
 
 def parsed(output: bytes, errors: bytes) -> dict[bytes, bytes]:
     """See `ShellKind`."""
     found = sections(output, errors)
-    for name in (b"soft", b"hard"):
-        found[name] = _TAGGED_LIMIT.sub(b"", found[name])
-    variables = {name: text for name, (_, text) in _variables(found).items()}
-    found[b"variables"] = b"\n".join(variables[name] for name in sorted(variables))
-    return found
+    return comparable(found, _variables(found), _TAGGED_LIMIT)
 
 
 def difference(plain: Dump, login: Dump, dropped: Callable[[str], bool]) -> bytes:
     """See `ShellKind`."""
-    require_restorable(plain, login)
-    for section, meaning in _EQUAL.items():
-        if plain[section] != login[section]:
-            raise UnfitError(meaning)
+    require_restorable(plain, login, _EQUAL)
     before, after = _variables(plain), _variables(login)
     require_kept(before, after, dropped)
     loaded = set(plain[b"modules"].splitlines())
@@ -175,8 +157,7 @@ def difference(plain: Dump, login: Dump, dropped: Callable[[str], bool]) -> byte
 
 def strings(dump: Dump) -> dict[str, str]:
     """See `ShellKind`."""
-    found = {name: _PLAIN_VALUE.search(statement) for name, (_, statement) in _variables(dump).items()}
-    return {os.fsdecode(name): os.fsdecode(value[1]) for name, value in found.items() if value is not None}
+    return plain_values(_variables(dump), _PLAIN_VALUE)
 
 
 def startup_files(variables: Mapping[str, str]) -> list[str]:

@@ -45,8 +45,9 @@ def test_without_rules_there_is_no_verdict() -> None:
         ("bücher.example", "xn--bcher-kva.example", True),
         ("*.bücher.example", "www.xn--bcher-kva.example", True),
         ("[::1]", "::1", True),
-        ("::ffff:10.0.0.5", "10.0.0.5", True),
-        ("10.0.0.5", "::ffff:10.0.0.5", True),
+        ("::ffff:a00:5", "::ffff:10.0.0.5", True),
+        ("::ffff:10.0.0.5", "10.0.0.5", False),
+        ("10.0.0.5", "::ffff:10.0.0.5", False),
     ],
 )
 def test_a_pattern_matches_as_it_says(pattern: str, host: str, matches: bool) -> None:
@@ -65,6 +66,12 @@ def test_deny_wins_over_every_allow() -> None:
     verdicts: Verdicts = {"**.example.com": "deny", "www.example.com": "allow", "*": "allow"}
     assert verdict(verdicts, "www.example.com") == "deny"
     assert verdict(verdicts, "example.org") == "allow"
+
+
+@pytest.mark.parametrize(("written", "asked"), [("8.8.8.8", "::ffff:8.8.8.8"), ("::ffff:8.8.8.8", "8.8.8.8")])
+def test_deny_and_review_are_for_either_notation_of_an_address(written: str, asked: str) -> None:
+    assert verdict({written: "deny", "*": "allow"}, asked) == "deny"
+    assert rules({"*": "allow"}, (written,)).verdict(parse_host(asked), 443) is None
 
 
 def test_none_is_no_verdict() -> None:

@@ -18,8 +18,8 @@ from execserver.network.addresses import HostError, is_local, is_local_host, par
         ("127.0.0.1.", "127.0.0.1"),
         ("[2001:DB8:0:0::1]", "2001:db8::1"),
         ("::127.0.0.1", "::7f00:1"),
-        ("::ffff:10.0.0.5", "10.0.0.5"),
-        ("[::FFFF:a00:5]", "10.0.0.5"),
+        ("::ffff:10.0.0.5", "::ffff:10.0.0.5"),
+        ("[::FFFF:a00:5]", "::ffff:10.0.0.5"),
     ],
 )
 def test_a_host_has_one_notation(written: str, read: str) -> None:
