@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from tests.integration.commands.conftest import CommandLine
-from tests.limits.groups import needs_groups
+from tests.conftest import StartServer
+from tests.integration.commands.conftest import EXECSERVER, CommandLine
+from tests.limits.groups import PYTHON, needs_groups
 
 
 @needs_groups
@@ -39,3 +44,17 @@ def test_a_wrong_limit_is_refused_by_its_option(
 
     assert refused.returncode == 2
     assert f"error: argument {option}: {error}" in refused.stderr.decode()
+
+
+@needs_groups
+def test_limits_of_the_daemon_are_in_the_json_too(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server(f"unix://{tmp_path}/socket", "--default-limit", "memory=64M")
+    hog = ("run", "--json", "--url", server.url, "--", *PYTHON.split())
+
+    done = subprocess.run(
+        [*EXECSERVER, *hog, "-c", "x = bytearray(400 << 20)"], capture_output=True, timeout=60
+    )
+
+    end = json.loads(done.stdout.splitlines()[-1])
+    assert (end["exitCode"], end["limit"]) == (137, {"which": "memory", "value": 64 << 20})
+    assert end["usage"]["limitsHit"] == ["memory"]

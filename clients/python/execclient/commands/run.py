@@ -88,7 +88,7 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
             seconds = round(time.monotonic() - begin, 3)
             more: dict[str, Any] = {} if command.sandbox is None else {"denial": process.denial}
             more |= {} if network is None else {"networkDenied": network.denied}
-            if command.limits is not None:
+            if command.limits is not None or process.output.usage is not None:  # the daemon sets some, too
                 more |= {"limit": process.limit, "usage": process.output.usage}
             await foreground.print_json(
                 exitCode=process.exit_code, cause=process.cause, durationSeconds=seconds, **more
