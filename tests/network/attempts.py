@@ -170,12 +170,8 @@ def _fetch(url: str) -> bytes:
     url += "" if url.endswith("/") else "/"
     if _proxy("HTTP_PROXY") is not None:
         return _send("HTTP_PROXY", _head(f"GET {url}TOKEN"))
-    host, _, port = url.removeprefix("http://").partition("/")[0].partition("]")[0].partition("#")
-    if host.startswith("["):
-        host = host[1:].replace("%25", "%")
-    elif ":" in host:
-        host, _, port = host.partition(":")
-    return _direct(host, int(port or 80))
+    host = url.removeprefix("http://").partition("/")[0]
+    return _direct(host.strip("[]").replace("%25", "%"), 80)
 
 
 def _direct(
@@ -188,7 +184,7 @@ def _direct(
         if setup is not None:
             setup(connection)
         connection.connect(address)
-        connection.sendall(b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % _token())
+        connection.sendall(_ASK.replace(b"TOKEN", _token()))
         return _read(connection)
 
 
@@ -196,7 +192,7 @@ def _url(name: str, url: str, rules: str = LISTED) -> None:
     _add(name, lambda: _fetch(url), rules)
 
 
-def _shell(name: str, script: str, rules: str = LISTED, *, by_proxy: bool = False) -> None:
+def _shell(name: str, script: str) -> None:
     """A script of bash; its output is what came of it."""
 
     def make() -> bytes:
@@ -204,7 +200,7 @@ def _shell(name: str, script: str, rules: str = LISTED, *, by_proxy: bool = Fals
         done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=_SECONDS)
         return done.stdout + done.stderr
 
-    _add(name, make, rules, by_proxy=by_proxy)
+    _add(name, make)
 
 
 # ------------------------------------------------------------------ what is permitted
