@@ -32,7 +32,7 @@ class LimitSettings(msgspec.Struct, frozen=True):
     """The settings for limits of commands."""
 
     default: dict[str, int]
-    """For commands that ask for no such limit, by the names on the wire."""
+    """For commands that ask for no such limit, by the names on the wire; never above `most`."""
     most: dict[str, int]
     """The greatest that a start may ask for, and the limit of one that asks for none."""
     sandboxed_only: bool
@@ -41,7 +41,9 @@ class LimitSettings(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, default: Iterable[str], most: Iterable[str], *, sandboxed_only: bool) -> LimitSettings | None:
         """The settings in the form of the command line, which was checked; None without limits."""
-        settings = cls(parsed(default), parsed(most), sandboxed_only)
+        greatest = parsed(most)
+        lowered = {name: min(value, greatest.get(name, value)) for name, value in parsed(default).items()}
+        settings = cls(lowered, greatest, sandboxed_only)
         return settings if settings.default or settings.most else None
 
     def effective(self, asked: ResourceLimits | None, *, sandboxed: bool) -> ResourceLimits | None:

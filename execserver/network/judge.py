@@ -29,7 +29,6 @@ _MESSAGES = {
     TUNNEL: "MITM required for limited HTTPS.",
 }
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_MAX_REASON_BYTES = 1024
 _GRACE_S = 1.0
 """How much longer than the server a proxy waits, so that it takes every answer that the server takes."""
 _MAX_KEPT = 4096
@@ -195,14 +194,9 @@ class Judge:
         assert self._asks is not None
         try:
             async with asyncio.timeout((self._policy.decision_timeout_s or 0) + _GRACE_S):
-                decision = await self._asks(request)
+                return await self._asks(request)
         except Exception:
             return Decision(type="deny")
-        if decision.type not in ("allow", "deny", "ask"):
-            return Decision(type="deny")
-        if len((decision.reason or "").encode()) > _MAX_REASON_BYTES:
-            return Decision(type="deny")
-        return decision
 
     def _allow(self, target: Target, source: Literal["baseline_policy", "decider"]) -> None:
         overrides = source == "decider"

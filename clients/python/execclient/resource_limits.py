@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from execclient import arguments
-from execprotocol.limits import MIN_MEMORY_LIMIT
+from execprotocol.limits import (
+    MAX_CPU_PERCENT,
+    MAX_IO_WEIGHT,
+    MAX_MEMORY_LIMIT,
+    MAX_PIDS_LIMIT,
+    MIN_MEMORY_LIMIT,
+)
 
 _BOUNDS = {
-    "memory_bytes": (MIN_MEMORY_LIMIT, 2**53),
-    "pids": (1, 2**22),
-    "cpu_percent": (1, 100_000),
-    "io_weight": (1, 10_000),
+    "memory_bytes": (MIN_MEMORY_LIMIT, MAX_MEMORY_LIMIT),
+    "pids": (1, MAX_PIDS_LIMIT),
+    "cpu_percent": (1, MAX_CPU_PERCENT),
+    "io_weight": (1, MAX_IO_WEIGHT),
 }
 """The least and the greatest value of each limit."""
 

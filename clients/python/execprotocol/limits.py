@@ -69,8 +69,11 @@ TTY_ROWS, TTY_COLUMNS = 24, 80
 MAX_TERMINAL_SIDE = 65_535
 """Rows or columns of a terminal: the kernel has 16 bits for each."""
 
-MIN_MEMORY_LIMIT = 1 << 20
+MIN_MEMORY_LIMIT, MAX_MEMORY_LIMIT = 1 << 20, 2**53
 """Of a process, in bytes. With less hardly a program starts."""
+
+MAX_PIDS_LIMIT, MAX_CPU_PERCENT, MAX_IO_WEIGHT = 2**22, 100_000, 10_000
+"""The kernel has no more pids, and no larger weights; a thousand processors."""
 
 MAX_HTTP_BODY_BYTES = 47 << 20
 """Raw bytes of a response in one reply: as base64 with its head it fits into a message of 64 MiB, the

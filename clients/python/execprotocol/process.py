@@ -9,7 +9,16 @@ from uuid import UUID
 from msgspec import Meta, Struct
 from msgspec.structs import fields
 
-from execprotocol.limits import MAX_TERMINAL_SIDE, MIN_MEMORY_LIMIT, TTY_COLUMNS, TTY_ROWS
+from execprotocol.limits import (
+    MAX_CPU_PERCENT,
+    MAX_IO_WEIGHT,
+    MAX_MEMORY_LIMIT,
+    MAX_PIDS_LIMIT,
+    MAX_TERMINAL_SIDE,
+    MIN_MEMORY_LIMIT,
+    TTY_COLUMNS,
+    TTY_ROWS,
+)
 from execprotocol.model import (
     EXTENSION,
     U16,
@@ -200,19 +209,19 @@ class ResourceLimits(Params, forbid_unknown_fields=True):
     executor cannot enforce is refused, and so is an unknown member.
     """
 
-    memory_bytes: Annotated[int, Meta(ge=MIN_MEMORY_LIMIT, le=2**53)] | None = None
+    memory_bytes: Annotated[int, Meta(ge=MIN_MEMORY_LIMIT, le=MAX_MEMORY_LIMIT)] | None = None
     """Memory in bytes, with the page cache of their files; they get no swap beside it. When it is exhausted,
     all of them are killed, and the `cause` is `limit`. At least 1 MiB; null for no limit."""
 
-    pids: Annotated[int, Meta(ge=1, le=2**22)] | None = None
+    pids: Annotated[int, Meta(ge=1, le=MAX_PIDS_LIMIT)] | None = None
     """Processes and threads at a time; those of a sandbox itself are not counted. Above it, `fork` fails with
     EAGAIN. Null for no limit."""
 
-    cpu_percent: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    cpu_percent: Annotated[int, Meta(ge=1, le=MAX_CPU_PERCENT)] | None = None
     """Processor time, in percent of one processor: 150 is one and a half. Above it they wait. Null for no
     limit."""
 
-    io_weight: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    io_weight: Annotated[int, Meta(ge=1, le=MAX_IO_WEIGHT)] | None = None
     """The share of block devices while other processes use them, too; 100 is that of processes without this
     limit. Refused where no device shares its time by weight. Null for no weight."""
 

@@ -112,9 +112,6 @@ async def test_equal_requests_wait_for_one_question() -> None:
         (Decision(type="deny"), "deny", "not_allowed", "blocked-by-allowlist", "Domain not in allowlist."),
         (Decision(type="ask", reason="who?"), "ask", "who?", "blocked-by-policy", None),
         (Decision(type="deny", reason="é" * 512), "deny", "é" * 512, "blocked-by-policy", None),
-        (Decision(type="deny", reason="é" * 513), "deny", "not_allowed", "blocked-by-allowlist", None),
-        (Decision(type="allow", reason="é" * 513), "deny", "not_allowed", "blocked-by-allowlist", None),
-        (Decision(type="maybe"), "deny", "not_allowed", "blocked-by-allowlist", None),  # type: ignore[arg-type]
     ],
 )
 async def test_every_other_answer_denies(

@@ -76,6 +76,9 @@ def _add_run(parser: Parser) -> None:
     add_json(parser)
 
 
+_LIMIT_OPTIONS = ("--memory", "--pids", "--cpu", "--io-weight", "--wall")
+
+
 def _add_limits(parser: Parser) -> None:
     parser.add_argument(
         "--memory",
@@ -119,10 +122,12 @@ def _limits(options: Namespace) -> ResourceLimits | None:
     from execclient.resource_limits import ResourceLimits
 
     parser: Parser = options.parser
-    try:
-        return ResourceLimits(**given)
-    except ValueError as error:
-        parser.error(str(error))
+    for (name, value), option in zip(given.items(), _LIMIT_OPTIONS, strict=True):
+        try:
+            ResourceLimits(**{name: value})
+        except ValueError as error:
+            parser.error(f"argument {option}: {error}")
+    return ResourceLimits(**given)
 
 
 def _run(options: Namespace) -> int:

@@ -80,13 +80,15 @@ async def run(daemon: DaemonOptions, command: RunOptions) -> int:
         status = await foreground.run_until_exit(signals, *background)
         if process.exit_code and command.sandbox is not None:
             report_denial(process.denial, command.sandbox.kind)
+        if process.exit_code and "pids" in (process.output.usage or {}).get("limitsHit", ()):
+            print_message("the command reached its limit of processes, where fork fails; --pids sets it")
         if network is not None:
             network.print_denied()
         if command.as_json:
             seconds = round(time.monotonic() - begin, 3)
             more: dict[str, Any] = {} if command.sandbox is None else {"denial": process.denial}
             more |= {} if network is None else {"networkDenied": network.denied}
-            if command.limits is not None:
+            if command.limits is not None or process.output.usage is not None:  # the daemon sets some, too
                 more |= {"limit": process.limit, "usage": process.output.usage}
             await foreground.print_json(
                 exitCode=process.exit_code, cause=process.cause, durationSeconds=seconds, **more

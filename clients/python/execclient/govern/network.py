@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from execclient.connection.connection import Json
+from execprotocol.limits import MAX_HOST_BYTES
 
 if TYPE_CHECKING:
     from execclient.results import NetworkDecision, NetworkRequest
@@ -45,8 +46,6 @@ ASK_SECONDS = 300.0
 find the answer at their next attempt."""
 
 LONGEST_ASK_SECONDS = 86_400.0
-
-MAX_HOST_CHARACTERS = 253
 
 LARGEST_PORT = 65535
 
@@ -255,7 +254,7 @@ def canonical_host(text: str) -> str:
         raise ValueError("a name with other letters than ASCII has to be in its form for the network: xn--…")
     if "*" in host:
         raise ValueError("* stands alone or begins a name: *.example.com, **.example.com")
-    if len(host) > MAX_HOST_CHARACTERS or not _NAME.fullmatch(host):
+    if len(host) > MAX_HOST_BYTES or not _NAME.fullmatch(host):
         raise ValueError("it has to be the name of a host or an IP address, without a path")
     if host.rpartition(".")[2].isdigit():
         raise ValueError("an IPv4 address has four numbers from 0 to 255, without leading zeros")
