@@ -96,7 +96,8 @@ class Dialer:
             raise
 
     async def _connect_upstream(self, upstream: UpstreamProxy) -> socket.socket:
-        endpoints = await self._resolver.resolve(upstream.host, upstream.port, self._seconds)
+        resolve = self._resolver.resolve
+        endpoints = await resolve(upstream.host, upstream.port, self._seconds, completes=True)
         return await connect(endpoints, self._seconds)
 
     async def _ask_for_tunnel(self, connection: socket.socket, target: Target, headers: Headers) -> bytes:

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from execprotocol.daemon_thread import addresses
+from execprotocol.daemon_thread import addresses, run_in_daemon_thread
 from execserver.network.addresses import Address, Host, address_of
 
 _ATTEMPT_DELAY_S = 0.25
@@ -19,6 +19,8 @@ _LOOKUPS = 16
 """Look-ups at once, in threads that cannot be stopped."""
 
 _MAX_ENDPOINTS = 16
+
+_HOSTS_FILE = "/etc/hosts"
 
 
 class Endpoint(NamedTuple):
@@ -46,14 +48,23 @@ class Resolver:
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(_LOOKUPS)
 
-    async def resolve(self, host: Host, port: int, seconds: float) -> list[Endpoint]:
+    async def resolve(
+        self, host: Host, port: int, seconds: float, *, completes: bool = False
+    ) -> list[Endpoint]:
         """The endpoints of a host, at least one and at most 16.
+
+        Args:
+            host: the host.
+            port: for the endpoints.
+            seconds: the time limit.
+            completes: whether the resolver may append its search domains to the name. What a command asks
+                for was judged by its name, which has to be the one that is looked up.
 
         Raises:
             ResolveError: the host has no address, or the resolver did not answer in time.
         """
         # A look-up that takes too long keeps its place, because its thread cannot be stopped.
-        lookup = asyncio.ensure_future(self._look_up(host, port))
+        lookup = asyncio.ensure_future(self._look_up(host, port, completes))
         lookup.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             found = await asyncio.wait_for(asyncio.shield(lookup), seconds)
@@ -65,15 +76,30 @@ class Resolver:
             raise ResolveError(host, "it has no IP address")
         return found
 
-    async def _look_up(self, host: Host, port: int) -> list[Endpoint]:
+    async def _look_up(self, host: Host, port: int, completes: bool) -> list[Endpoint]:
         async with self._places:
-            found = await addresses(host.text, port)
+            name = host.text
+            if host.address is None and not completes and not await run_in_daemon_thread(_is_of_host, name):
+                name += "."  # a complete name, to which the resolver appends nothing
+            found = await addresses(name, port)
         endpoints = [
             Endpoint(family, sockaddr, address_of(sockaddr[0]))
             for family, _, _, _, sockaddr in found
             if family in (socket.AF_INET, socket.AF_INET6)
         ]
         return list(dict.fromkeys(endpoints))[:_MAX_ENDPOINTS]
+
+
+def _is_of_host(name: str) -> bool:
+    """Whether a name is in the hosts file, in which no name has a final dot."""
+    if name == "localhost":
+        return True
+    wanted = name.encode()
+    try:
+        with open(_HOSTS_FILE, "rb") as file:
+            return any(wanted in line.partition(b"#")[0].lower().split()[1:] for line in file)
+    except OSError:
+        return False
 
 
 async def connect(endpoints: Sequence[Endpoint], seconds: float) -> socket.socket:

@@ -311,6 +311,8 @@ for _name, _text in (
     ("with a final dot", "evil.test."),
     ("in capitals", "EVIL.Test"),
     ("below it", "a.b.evil.test"),
+    ("which the resolver completes", "a.b"),
+    ("which the resolver completes, without a dot", "a"),
     ("as long as a name can be", ".".join(["a" * 60] * 3 + ["b" * 59, "evil.test"])),
 ):
     _url(f"a denied name {_name}", f"http://{_text}", ALL)

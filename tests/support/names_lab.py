@@ -30,13 +30,14 @@ RECORDS: dict[str, list[list[str]]] = {
     "rebinding.test": [[PUBLIC], ["127.0.0.1"]],
     "two.test": [["93.1.1.1", PUBLIC]],
     "denied-address.test": [[OTHER]],
+    "wiki.corp.test": [[PUBLIC]],
 }
 """The answers for a name: the first for its first question, and so on; the last one stays. Packets to
 `93.1.1.1` are lost, `silent.test` gets no answer, and other names do not exist."""
 
 _LINKS = (PUBLIC, OTHER, PRIVATE, "169.254.169.254")
 _SIOCSIFADDR, _SIOCSIFFLAGS, _IFF_UP = 0x8916, 0x8914, 1
-_RESOLV = "nameserver 127.0.0.1\noptions timeout:5 attempts:1\n"
+_RESOLV = "nameserver 127.0.0.1\nsearch corp.test\noptions timeout:5 attempts:1\n"
 
 
 def run(folder: Path) -> dict[str, Any]:
@@ -135,7 +136,7 @@ async def _main() -> dict[str, Any]:
     everything: Verdicts = {"*": "allow", OTHER: "deny"}
     results: dict[str, Any] = {}
     async with proxy(everything, limits=ProxyLimits(connect_s=1.0)) as running:
-        for name in (*RECORDS, "loop.test", "missing.test", "silent.test", PUBLIC):
+        for name in (*RECORDS, "wiki", "loop.test", "missing.test", "silent.test", PUBLIC):
             results[name] = await _get(running, name)
     async with proxy(everything, allow_local_binding=True) as running:
         for name in ("private.test", "loop.test", "missing.test"):

@@ -45,6 +45,13 @@ def test_a_name_that_changes_its_address_is_connected_to_where_it_was_judged(res
     assert results["questions"].count("rebinding.test") == 1
 
 
+@pytest.mark.statement("Q2")
+def test_the_resolver_does_not_make_another_name_of_the_one_that_was_judged(results: Results) -> None:
+    assert results["wiki.corp.test"]["status"] == 200
+    assert results["wiki"]["decisions"] == LOCAL
+    assert results["questions"].count("wiki.corp.test") == 1
+
+
 def test_an_address_that_does_not_answer_gives_way_to_the_next(results: Results) -> None:
     assert (results["two.test"]["status"], results["two.test"]["body"]) == (200, PUBLIC)
 
