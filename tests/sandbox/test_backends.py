@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -167,6 +168,22 @@ def test_a_limit_on_the_network_alone_needs_no_bubblewrap(without: Callable[...,
         assert host.python(tree, act).exit_code == 0
         assert host.shell(tree, f"echo x > {tree.out}/new && exit 4", sandbox).exit_code == 4
         assert host.shell(tree, "test -t 0 && exit 6", sandbox, tty=True).exit_code == 6
+
+
+@pytest.mark.parametrize("network", ["restricted", "enabled"])
+def test_a_daemon_inside_a_sandbox_limits_the_network_too(make_host: MakeHost, network: str) -> None:
+    host = make_host()
+    tree = host.tree()
+    sandbox = tree.context(restricted(READ_ROOT, at(tree.ws, "write"), network=network))
+    act = (
+        "import sys\n"
+        "from execserver.sandbox.backends import SeccompOnly\n"
+        "from execserver.sandbox.diagnostics.probe import probe_backend\n"
+        f"result = probe_backend('seccomp', SeccompOnly(), {str(tree.ws)!r})\n"
+        "sys.exit(result.reason or 5)"
+    )
+    done = host.run(tree, [sys.executable, "-c", act], sandbox)
+    assert (done.exit_code, done.output) == (5, b"")
 
 
 def test_a_launcher_that_stops_working_is_told_as_that_and_tried_anew(

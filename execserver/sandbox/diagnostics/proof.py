@@ -248,9 +248,12 @@ def _shared(seen: Mapping[str, Any], network: bool) -> Iterator[tuple[bool, str]
 def _listener() -> Iterator[str]:
     """An abstract Unix socket of the host; its address without the NUL."""
     address = f"execserver-{os.urandom(8).hex()}"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"\0{address}")
-        listener.listen()
+    with contextlib.ExitStack() as stack:
+        # A daemon in a sandbox without Unix sockets makes none, and neither does any process below it.
+        with contextlib.suppress(PermissionError):
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(f"\0{address}")
+            listener.listen()
         yield address
 
 
