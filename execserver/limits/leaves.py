@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from execserver.limits.hierarchies import INNER, PREFIX, WANTED, Hierarchy, find_hierarchies, mount_points
@@ -134,6 +135,10 @@ class Leaves:
         """Continue with the groups of a previous server, whose descriptors belong to this object now."""
         self._folders = [_adopted(fd) for fd in descriptors]
         self._kept = bool(self._folders)
+        for folder in self._folders:
+            own = os.path.dirname(os.readlink(f"/proc/self/fd/{folder.fd}"))
+            if folder.version == 2 and os.path.isdir(f"{own}/{INNER}"):
+                self._undo += [partial(_move_back, own), partial(_disable, own, folder.controllers)]
         for number in {
             int(name) for folder in self._folders for name in os.listdir(folder.fd) if name.isdigit()
         }:
@@ -221,9 +226,10 @@ class Leaves:
         missing = hierarchy.controllers - set(_read(control).split())
         if missing:
             if not hierarchy.may_hold_processes:
+                self._undo.append(partial(_move_back, folder))
                 self._move_inside(folder)
             _write(control, _enabling(missing))
-            self._undo.append(lambda: _write(control, _enabling(missing, "-")))
+            self._undo.append(partial(_disable, folder, missing))
         return hierarchy.controllers
 
     def _move_inside(self, folder: str) -> None:
@@ -240,9 +246,8 @@ class Leaves:
                     "give the daemon a group of its own: a systemd unit with Delegate=yes, or "
                     "`systemd-run --user --scope -p Delegate=yes execserver serve`",
                 )
-            if not os.path.isdir(inner):
+            with suppress(FileExistsError):
                 os.mkdir(inner)
-                self._undo.append(lambda: _move_back(inner, folder))
             for pid in pids:
                 with suppress(ProcessLookupError):
                     _write(f"{inner}/cgroup.procs", str(pid))
@@ -322,7 +327,12 @@ def _adopted(fd: int) -> Folder:
     return Folder(fd, 1, frozenset(_CONTROL_FILES[name] for name in names & _CONTROL_FILES.keys()))
 
 
-def _move_back(inner: str, folder: str) -> None:
+def _disable(folder: str, controllers: Collection[str]) -> None:
+    _write(f"{folder}/cgroup.subtree_control", _enabling(controllers, "-"))
+
+
+def _move_back(folder: str) -> None:
+    inner = f"{folder}/{INNER}"
     for pid in _read(f"{inner}/cgroup.procs").split():
         _write(f"{folder}/cgroup.procs", pid)
     os.rmdir(inner)
