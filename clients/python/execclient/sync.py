@@ -403,6 +403,7 @@ class Process:
         self.program = process.program
         self.cwd = process.cwd
         self.tty = process.tty
+        self.snapshot_obstacle = process.snapshot_obstacle
         self._thread = thread
         self._core = process
         self._lines: tuple[LineStream, LineOptions] | None = None
