@@ -12,7 +12,11 @@ ip link set lo up
 export EXECSERVER_TEST_PATIENCE=120 HOME=/root PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
 # A copy: the checkout may change while the tests run.
 mkdir -p /run/checkout/.venv
-tar c --exclude ./.venv --exclude ./.git --exclude ./.interop --exclude ./dist . | tar x -C /run/checkout
+# virtiofsd holds a descriptor for each file that is read, so other environments stay where they are.
+for folder in .venv .git .interop .integrations .mypy_cache .pytest_cache .ruff_cache dist site; do
+	echo "./$folder"
+done > /run/left-out
+tar c --exclude-from /run/left-out . | tar x -C /run/checkout
 mount --bind .venv /run/checkout/.venv
 mount --rbind /run/checkout "$PWD"
 cd "$PWD" || exit 1
@@ -25,7 +29,7 @@ tests="$PWD/.venv/bin/python -m pytest -v --color=no -p no:cacheprovider --no-he
 
 users=$(sed -n 's/.*execserver\.users=\([^ ]*\).*/\1/p' /proc/cmdline)
 echo "== users: $users"
-root=0
+root=left user=left
 case $users in *root*) $tests --basetemp /run/root; root=$? ;; esac
 
 echo "== an ordinary user, in a delegated group"
@@ -39,13 +43,13 @@ chown -R 1000:1000 $group
 for folder in / /root /root/.pyenv $(dirname "$PWD") "$PWD"; do chmod a+rx "$folder" 2> /dev/null; done
 mkdir -m 755 /run/home && chown 1000:1000 /run/home
 # The tests are in the delegated group too: a process can be moved within it only.
-user=0
 case $users in *ordinary*) sh -c "echo \$\$ > $group/tests/cgroup.procs; HOME=/run/home EXECSERVER_TEST_GROUP=$group \
 	exec setpriv --reuid 1000 --regid 1000 --clear-groups $tests --basetemp /run/home/tests"
 	user=$? ;;
 esac
 
 echo "== root: $root, user: $user"
-[ $root$user = 00 ] && echo "LIMITS PASSED"
+# Not if nothing ran.
+case $root$user in 00|0left|left0) echo "LIMITS PASSED" ;; esac
 echo o > /proc/sysrq-trigger
 sleep 60

@@ -30,6 +30,9 @@ BOOT_SECONDS = 30.0
 
 _MEMORY = "4G"
 
+_FILES = 200_000
+"""Descriptors of virtiofsd, one for each file that the machine knows."""
+
 
 def main() -> int:
     """Start the machine, and print what it prints."""
@@ -59,7 +62,10 @@ def _run(folder: Path, kernel: str, command_line: str, accelerator: str) -> int 
     """The exit status of the tests; None if the machine did not start."""
     socket = folder / accelerator
     files = subprocess.Popen(
-        ["/usr/lib/qemu/virtiofsd", f"--socket-path={socket}", "-o", "source=/", "-o", "sandbox=chroot"],
+        [
+            *("/usr/lib/qemu/virtiofsd", f"--socket-path={socket}", f"--rlimit-nofile={_FILES}"),
+            *("-o", "source=/", "-o", "sandbox=chroot"),
+        ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
