@@ -333,8 +333,13 @@ def _disable(folder: str, controllers: Collection[str]) -> None:
 
 def _move_back(folder: str) -> None:
     inner = f"{folder}/{INNER}"
-    for pid in _read(f"{inner}/cgroup.procs").split():
-        _write(f"{folder}/cgroup.procs", pid)
+    for _ in range(_MOVES):
+        pids = _read(f"{inner}/cgroup.procs").split()
+        if not pids:
+            break
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                _write(f"{folder}/cgroup.procs", pid)
     os.rmdir(inner)
 
 
