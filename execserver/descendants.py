@@ -83,6 +83,11 @@ def split_tag(value: int) -> tuple[int, int] | None:
     return (value ^ _TAG_BIT) >> NUMBER_BITS, value & _NUMBER_MASK
 
 
+def service_tag(value: int) -> int:
+    """The tag of the service that a process with this tag belongs to."""
+    return value & ~_NUMBER_MASK
+
+
 def set_own_tag(value: int) -> None:
     """Tag this process, and with it every process it starts from now on (one system call).
 

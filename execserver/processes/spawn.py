@@ -199,6 +199,8 @@ class Spawner:
             )
 
         os.chdir(spec.cwd)
+        # Else a trial of a sandbox, which a thread starts, could belong to this process, and end with it.
+        thread_limits.TAGGED_SPAWN.acquire()
         try:
             if tag is not None:
                 descendants.set_own_tag(tag)
@@ -211,6 +213,9 @@ class Spawner:
                 )
             return spawn() if limit is None else thread_limits.spawn_limited(limit, spawn)
         finally:
+            if tag is not None:
+                descendants.set_own_tag(descendants.service_tag(tag))
+            thread_limits.TAGGED_SPAWN.release()
             self._limit_descriptors(None)
             os.fchdir(self._home)
 

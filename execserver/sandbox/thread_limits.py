@@ -72,7 +72,7 @@ class _Attempt(Generic[T]):
 
 
 TAGGED_SPAWN = threading.Lock()
-"""Held while the server has another ownership tag than usual for a spawn, or starts a program of its own in a
+"""Held while the server has the ownership tag of a process for its spawn, or starts a program of its own in a
 thread, which would inherit that tag."""
 
 

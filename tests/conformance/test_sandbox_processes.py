@@ -458,7 +458,6 @@ def test_a_failed_start_tells_nothing_of_what_is_in_a_denied_folder(endpoint: En
     (closed / "there").write_text("#!/the/secret/interpreter\n")
     (closed / "there").chmod(0o755)
     (closed / "link").symlink_to("/the/secret/target")
-    (ws / "script").touch(0o755)
     (ws / "hop").symlink_to("closed/link")
     for denial in (at(closed, "deny"), glob("**/closed")):
         sandbox = context(restricted(READ_ROOT, WRITE_WORKSPACE, denial), cwd=ws, roots=[ws])
@@ -469,7 +468,10 @@ def test_a_failed_start_tells_nothing_of_what_is_in_a_denied_folder(endpoint: En
 
         said_of = {}
         for name in ("there", "missing", "link"):
-            (ws / "script").write_text(f"#!{closed}/{name}\n")
+            # A new file: the one before may still be executed.
+            (ws / "new").write_text(f"#!{closed}/{name}\n")
+            (ws / "new").chmod(0o755)
+            (ws / "new").rename(ws / "script")
             said_of[name] = said("./script").replace(name, "NAME")
         assert said_of["there"] == said_of["missing"] == said_of["link"]
         for program in ("closed/link", "./hop"):

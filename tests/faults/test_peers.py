@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.service import MIB, Serve, Service, children, eventually
 from tests.support.noise import Noise
-from tests.support.wire import Client, UpgradeRefusedError, WebSocketTransport, connect_ws
+from tests.support.wire import PATIENCE, Client, UpgradeRefusedError, WebSocketTransport, connect_ws
 
 STATUS = b'{"id":1,"method":"environment/status"}'
 SETTLE_SECONDS = 3.0
@@ -137,7 +137,7 @@ def test_slow_http_heads_are_dropped(transport: str, serve: Serve, sockets: Exit
     peers = [sockets.enter_context(service.socket()) for _ in range(100)]
     for peer in peers:
         peer.sendall(b"GET / HTTP/1.1\r\nHost: ")
-    until = time.monotonic() + 8
+    until = time.monotonic() + PATIENCE
     while service.descriptors > before and time.monotonic() < until:
         for peer in peers:
             _drip(peer)

@@ -121,7 +121,8 @@ class Starter:
             raise
         inbox.started = True
         if repeated:
-            session.inboxes.forget(inbox)  # it may have missed events of the first start
+            # It may have missed events of the first start.
+            session.inboxes.forget(inbox, returns=True)
         if attach or repeated:
             await session.attach(inbox)
         session.network.serve_own(inbox.id, options.network)

@@ -14,9 +14,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from execserver.descendants import NUMBER_BITS, set_own_tag
+from execserver.descendants import NUMBER_BITS
 from execserver.processes.login_state import UnfitError
-from execserver.sandbox.thread_limits import TAGGED_SPAWN
 
 if TYPE_CHECKING:
     from execserver.launch_spec import LaunchSpec
@@ -108,17 +107,10 @@ class QuietRuns:
 
     def _spawn(self, spec: LaunchSpec, number: int) -> Spawned:
         killer = self._executor.tree_killer
-        service = killer.tag(0)
-        if service is None:
+        tag = killer.tag(number)
+        if tag is None:
             raise UnfitError("what it leaves in the background cannot be found without ownership tags")
-        # Else a trial of a sandbox, which a thread starts, could belong to this run, and be killed with it.
-        with TAGGED_SPAWN:
-            try:
-                return self._executor.spawner.spawn(
-                    spec, killer.tag(number), partial(killer.end_failed_start, number)
-                )
-            finally:
-                set_own_tag(service)
+        return self._executor.spawner.spawn(spec, tag, partial(killer.end_failed_start, number))
 
 
 def _reap(spawned: Spawned) -> None:

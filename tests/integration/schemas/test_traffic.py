@@ -127,6 +127,21 @@ def use_environment(witness: Witness) -> None:
     assert witness.refused("environmentConfig/read", cwd=here, configPaths=[], requirementsPaths=[]) == -32602
 
 
+def use_a_profile_that_cannot_be_kept(witness: Witness, home: Path) -> None:
+    (home / ".bash_profile").write_text("export EACH_TIME=$RANDOM$RANDOM\n")
+    shell = witness.client.process("login")
+    witness.call(
+        "process/start",
+        processId="login",
+        argv=["/bin/bash", "-lc", "true"],
+        cwd=path_uri(home),
+        env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
+        tty=False,
+        shellSnapshot={"scopeId": "s", "shell": {"name": "bash", "path": "/bin/bash"}},
+    )
+    shell.wait_closed()
+
+
 def use_processes(witness: Witness) -> None:
     client = witness.client
     common = {"cwd": path_uri("/"), "env": {}}
@@ -288,6 +303,7 @@ def test_everything_that_is_said_is_as_the_schemas_say(
         use_files(witness, tmp_path.resolve())
         use_http(witness, site)
         use_network(witness)
+        use_a_profile_that_cannot_be_kept(witness, tmp_path.resolve())
         witness.call("session/setTtl", ttlMs=None)
         witness.call("session/setTtl", ttlMs=1000)
         assert witness.refused("session/setTtl", ttlMs=2**53) == -32600

@@ -73,7 +73,17 @@ def test_the_public_names_are_these() -> None:
     assert set(execclient.__all__) - failures == {
         *("connect", "Executor", "Process", "FileSystem"),
         *("NetworkAccess", "NetworkDecision", "NetworkRequest"),
-        *("RunResult", "Chunk", "TextChunk", "TextStream", "Line", "LineStream", "Page", "ProcessInfo"),
+        *(
+            "ResourceLimits",
+            "RunResult",
+            "Chunk",
+            "TextChunk",
+            "TextStream",
+            "Line",
+            "LineStream",
+            "Page",
+            "ProcessInfo",
+        ),
         *("Stat", "Entry", "WalkEntry", "Progress", "Copied"),
         *("ReadOnly", "WorkspaceWrite", "DangerFullAccess"),
         *("TreeCopied", "TreeProgress", "LeftOut"),

@@ -44,6 +44,7 @@ class FakeProcess:
         self.exit_code: int | None = None
         self.sandbox_denied = False
         self.sandbox = None
+        self.limits = None
         self.cause: str | None = None
         self.exited_seq: int | None = None
         self.closed_seq: int | None = None

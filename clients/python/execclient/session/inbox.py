@@ -351,14 +351,19 @@ class InboxTable:
         """Deliver the events of its process to an inbox, until the process is closed."""
         self._inboxes.setdefault(inbox.key, []).append(inbox)
 
-    def forget(self, inbox: Inbox) -> None:
-        """Deliver no more events to an inbox."""
+    def forget(self, inbox: Inbox, *, returns: bool = False) -> None:
+        """Deliver no more events to an inbox.
+
+        Args:
+            inbox: the inbox.
+            returns: whether it is added again, so that questions about its process go on.
+        """
         inboxes = self._inboxes.get(inbox.key)
         if inboxes is not None and inbox in inboxes:
             inboxes.remove(inbox)
             if not inboxes:
                 del self._inboxes[inbox.key]
-                if inbox.session_id is None:
+                if inbox.session_id is None and not returns:
                     self._on_last(inbox.id)
 
     def forget_closed(self, inboxes: list[Inbox] | None = None) -> None:
