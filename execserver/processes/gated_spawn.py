@@ -93,11 +93,9 @@ class GatedSpawn:
             raise
         self._limit = None if limit is None else partial(limit, _path(gate))
         files, attributes = (ctypes.create_string_buffer(_OBJECT_BYTES) for _ in range(2))
-        _libc.posix_spawn_file_actions_init(files)
-        _libc.posix_spawnattr_init(attributes)
         own = [(os.POSIX_SPAWN_CLOSE, lifeline[1]), (os.POSIX_SPAWN_OPEN, 0, _path(gate), os.O_RDONLY, 0)]
-        _add_actions(files, [*own, *actions])
-        _set_attributes(attributes, signals)
+        _make_actions(files, [*own, *actions])
+        _make_attributes(attributes, signals)
         pid = ctypes.c_int()
 
         def spawn() -> int:
@@ -248,7 +246,8 @@ def _path(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
-def _add_actions(files: ctypes.Array[ctypes.c_char], actions: Iterable[FileAction]) -> None:
+def _make_actions(files: ctypes.Array[ctypes.c_char], actions: Iterable[FileAction]) -> None:
+    _libc.posix_spawn_file_actions_init(files)
     for kind, *rest in actions:
         if kind == os.POSIX_SPAWN_OPEN:
             fd, path, flags, mode = rest
@@ -263,7 +262,8 @@ def _add_actions(files: ctypes.Array[ctypes.c_char], actions: Iterable[FileActio
             raise OSError(error, os.strerror(error))
 
 
-def _set_attributes(attributes: ctypes.Array[ctypes.c_char], signals: Iterable[int]) -> None:
+def _make_attributes(attributes: ctypes.Array[ctypes.c_char], signals: Iterable[int]) -> None:
+    _libc.posix_spawnattr_init(attributes)
     chosen = ctypes.create_string_buffer(_OBJECT_BYTES)
     _libc.sigemptyset(chosen)
     _libc.posix_spawnattr_setsigmask(attributes, chosen)

@@ -242,7 +242,7 @@ def _cases() -> dict[str, tuple[Json, Json, Json, dict[str, Act]]]:
         "asked and denied": ({}, wait, DENY, usual[3:8]),
         "asked for a person": ({}, wait, {"type": "ask", "reason": "not_allowed"}, usual[3:8]),
         "asked without a reason": ({}, wait, {"type": "deny"}, usual[3:5]),
-        "asked in vain": ({}, wait, {"type": "maybe"}, usual[3:5]),
+        "asked for an answer that is none": ({}, wait, {"type": "maybe"}, usual[3:5]),
         "asked and limited": ({"mode": "limited"}, wait, ALLOW, limited),
         "reviewed": ({"domains": {"*": "allow"}, "reviewDomains": ["ok.test"]}, wait, DENY, usual[3:8]),
     }  # fmt: skip

@@ -115,8 +115,8 @@ async def test_an_answer_with_a_rule_is_a_line_of_the_amendments(
 
     lines = (tmp_path / "rules/default.rules").read_text()
     assert lines == f'network_rule(host="127.0.0.1:{port}", protocol="http", decision="allow")\n'
-    nobody = ToolsConfig(network=NetworkAccess(allow_local=True))
-    later = make(user=None, config=nobody, policy=Policy.load(tmp_path))
+    unasked = ToolsConfig(network=NetworkAccess(allow_local=True))
+    later = make(user=None, config=unasked, policy=Policy.load(tmp_path))
     assert (await later.call("shell", curl(port))).aggregated_output == "reached"
 
 
