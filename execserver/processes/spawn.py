@@ -15,7 +15,8 @@ import pty
 import resource
 import signal
 import termios
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import msgspec
@@ -199,23 +200,17 @@ class Spawner:
             )
 
         os.chdir(spec.cwd)
-        # Else a trial of a sandbox, which a thread starts, could belong to this process, and end with it.
-        thread_limits.TAGGED_SPAWN.acquire()
         try:
-            if tag is not None:
-                descendants.set_own_tag(tag)
-            self._limit_descriptors(self._nofile)
-            limit = None if spec.limit is None else partial(spec.limit, terminal)
-            reach("before-spawn")
-            if spec.spawn is not None:
-                return spec.spawn(
-                    spec.program, spec.arguments, spec.environment, actions, _DEFAULT_SIGNALS, limit
-                )
-            return spawn() if limit is None else thread_limits.spawn_limited(limit, spawn)
+            with _tagged(tag):
+                self._limit_descriptors(self._nofile)
+                limit = None if spec.limit is None else partial(spec.limit, terminal)
+                reach("before-spawn")
+                if spec.spawn is not None:
+                    return spec.spawn(
+                        spec.program, spec.arguments, spec.environment, actions, _DEFAULT_SIGNALS, limit
+                    )
+                return spawn() if limit is None else thread_limits.spawn_limited(limit, spawn)
         finally:
-            if tag is not None:
-                descendants.set_own_tag(descendants.service_tag(tag))
-            thread_limits.TAGGED_SPAWN.release()
             self._limit_descriptors(None)
             os.fchdir(self._home)
 
@@ -243,6 +238,23 @@ class Spawner:
         """
         if self._nofile is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._hard if soft is None else soft, self._hard))
+
+
+@contextmanager
+def _tagged(tag: int | None) -> Iterator[None]:
+    """Have this ownership tag for a spawn, and the service's own after it.
+
+    Else a trial of a sandbox, which a thread starts, could belong to the process, and end with it.
+    """
+    with thread_limits.TAGGED_SPAWN:
+        if tag is None:
+            yield
+            return
+        descendants.set_own_tag(tag)
+        try:
+            yield
+        finally:
+            descendants.set_own_tag(descendants.service_tag(tag))
 
 
 def open_gate(gate: int) -> None:
