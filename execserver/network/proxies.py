@@ -28,7 +28,6 @@ from msgspec.structs import replace
 
 from execprotocol.errors import InternalError, InvalidParams, InvalidRequest
 from execprotocol.network import Decision, NetworkProxy, NetworkRequest, PolicyDecisionEvent
-from execserver import descendants
 from execserver.network.messages import (
     Answer,
     AnyMessage,
@@ -176,7 +175,7 @@ class Proxies:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 try:
-                    _watch_end(_spawn_forker(theirs.fileno(), self._tag))
+                    _watch_end(_spawn_forker(theirs.fileno()))
                 except BaseException:
                     ours.close()
                     raise
@@ -371,10 +370,8 @@ def _is_open(gate: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _spawn_forker(channel: int, tag: int | None) -> int:
+def _spawn_forker(channel: int) -> int:
     """Start a forker with this descriptor; its pid."""
-    if tag is not None:
-        descendants.set_own_tag(tag)
     return os.posix_spawn(
         sys.executable,
         [sys.executable, "-I", "-m", "execserver.network.program"],
