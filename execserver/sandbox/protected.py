@@ -169,7 +169,7 @@ class _WritableRoot:
         if place is None:
             return
         if not place.exists:
-            self._guard_missing(place)
+            self._tree.guard_missing(place)
         elif place.is_folder and self._tree.at(place.path) is Access.WRITE:
             path = f"{place.path}/.git"
             if not self._tree.opens(path) and not self._protect(path):
@@ -186,15 +186,9 @@ class _WritableRoot:
         rule = self._tree.rule_for(place.path)
         if not place.exists:
             # Git would use a file that a command creates there.
-            self._guard_missing(place)
+            self._tree.guard_missing(place)
         elif self._tree.at(rule) is Access.WRITE and not is_below(rule, os.path.realpath(common)):
             self._narrow(place)
-
-    def _guard_missing(self, place: ResolvedPath) -> None:
-        missing = place.missing or place.path
-        parent = os.path.dirname(missing)
-        if self._tree.at(parent) is Access.WRITE and writable_inside(parent):
-            self._tree.guard(missing)
 
     def _located(self, path: str, source: str) -> ResolvedPath | None:
         """Resolve a path in git's files; None if it has too many links.

@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 import msgspec
 
 from execserver.sandbox.disk import ResolvedPath, may_be_mount_point, resolve_path, writable_inside
+from execserver.sandbox.mount_points.entry import is_mount_point
 from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import Access, depth, is_below
 
@@ -78,6 +79,24 @@ class Tree:
     def guard(self, path: str) -> None:
         """Make a missing path read-only: an empty folder is mounted there."""
         self.guards.append(path)
+
+    def guard_missing(self, place: ResolvedPath) -> None:
+        """Keep commands from creating a path that is missing, or an empty folder, if they could."""
+        path = place.missing or place.path
+        parent = os.path.dirname(path)
+        # A folder made in the mount point of another sandbox would keep that from being removed: share it.
+        while is_mount_point(parent) and may_be_mount_point(parent) and not self.is_never_shared(parent):
+            path, parent = parent, os.path.dirname(parent)
+        if self.at(parent) is Access.WRITE and writable_inside(parent):
+            self.guard(path)
+
+    def is_never_shared(self, folder: str) -> bool:
+        """Whether a folder is not the mount point of another sandbox, even if it is marked as one.
+
+        Commands can set the mark, too: on a folder that the policy makes writable, or one where no sandbox
+        makes mount points. The answer depends on nothing that another sandbox changes when it begins or ends.
+        """
+        return self.has_rule(folder) or not writable_inside(os.path.dirname(folder))
 
     def open(self, path: str) -> None:
         """Note that a rule makes exactly this path writable; a link in the last name is not followed."""

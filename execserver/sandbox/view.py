@@ -29,9 +29,7 @@ from execserver.sandbox.disk import (
     may_be_mount_point,
     replaceable_inside,
     resolve_path,
-    writable_inside,
 )
-from execserver.sandbox.mount_points.entry import is_mount_point
 from execserver.sandbox.options import DaemonPaths
 from execserver.sandbox.policy import PLATFORM_FOLDERS, Access, Policy, Rule, is_below
 from execserver.sandbox.protected import protect
@@ -104,7 +102,7 @@ class View(msgspec.Struct, frozen=True):
     """Folders that must exist on the host during the command, and must be removed after it."""
 
     not_shared: frozenset[str] = frozenset()
-    """Folders with mount points that are marked as mount points, but not those of another sandbox."""
+    """Folders in which mount points are made even if they are marked as one themselves."""
 
     bare_roots: tuple[str, ...] = ()
     """Folders that a command could turn into repositories (`bare_roots.py`)."""
@@ -178,7 +176,7 @@ class _ViewBuilder:
             _BASES[self._root],
             _without_repeats(mounts),
             guards,
-            frozenset(filter(_is_marked_and_empty, map(os.path.dirname, guards))),
+            frozenset(filter(self._tree.is_never_shared, map(os.path.dirname, guards))),
             bare_roots,
             self._policy.network,
             self._policy.managed_network,
@@ -256,27 +254,8 @@ class _ViewBuilder:
 
     def _guard(self, place: ResolvedPath) -> None:
         """Keep commands from creating a path that must not be written and is missing."""
-        if place.exists and not (place.is_folder and may_be_mount_point(place.path)):
-            return
-        missing = place.missing or place.path
-        parent = os.path.dirname(missing)
-        # A folder made in the mount point of another sandbox would keep that from being removed: share it.
-        while self._may_be_shared(parent):
-            missing, parent = parent, os.path.dirname(parent)
-        if self._tree.at(parent) is Access.WRITE and writable_inside(parent):
-            self._tree.guard(missing)
-
-    def _may_be_shared(self, folder: str) -> bool:
-        """Whether a folder may be the mount point of another sandbox, and be guarded instead of a path in it.
-
-        Commands can set the mark, too: not on a folder that the policy makes writable, nor one where no
-        sandbox makes mount points, as nothing would be guarded then.
-        """
-        return (
-            not self._tree.has_rule(folder)
-            and _is_marked_and_empty(folder)
-            and writable_inside(os.path.dirname(folder))
-        )
+        if not place.exists or (place.is_folder and may_be_mount_point(place.path)):
+            self._tree.guard_missing(place)
 
     def _replaceable_here(self, link: str) -> bool:
         return _is_replaceable(link, self._tree)
@@ -444,10 +423,6 @@ def _is_pipe(entry: os.DirEntry[str]) -> bool:
         return stat.S_ISFIFO(entry.stat(follow_symlinks=False).st_mode)
     except OSError:
         return False
-
-
-def _is_marked_and_empty(folder: str) -> bool:
-    return is_mount_point(folder) and may_be_mount_point(folder)
 
 
 def _is_replaceable(link: str, tree: Tree) -> bool:

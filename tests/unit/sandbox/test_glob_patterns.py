@@ -237,6 +237,9 @@ TOO_LARGE_PATTERNS = {
     "64 KiB of text": "/" + "a" * 65536,
 }
 
+# A tenth of that on a quick machine; a pattern that is tried in all ways takes minutes and more.
+A_MOMENT_S = 0.25
+
 
 def seconds(act: Callable[[], object]) -> float:
     """The processor time of a call, the best of three."""
@@ -259,13 +262,13 @@ def seconds(act: Callable[[], object]) -> float:
 @pytest.mark.parametrize("pattern", EVIL_PATTERNS.values(), ids=EVIL_PATTERNS)
 def test_no_pattern_and_path_take_long_together(pattern: str) -> None:
     require_few((pattern,))
-    assert seconds(lambda: matches((pattern,), "/")) < 0.05
+    assert seconds(lambda: matches((pattern,), "/")) < A_MOMENT_S
     for path in EVIL_PATHS:
         assert not matcher(pattern).fullmatch(path)
         before = time.thread_time()
         matcher(pattern).fullmatch(path)
         matches((pattern,), path)
-        assert time.thread_time() - before < 0.05, len(path)
+        assert time.thread_time() - before < A_MOMENT_S, len(path)
 
 
 @pytest.mark.parametrize("pattern", TOO_LARGE_PATTERNS.values(), ids=TOO_LARGE_PATTERNS)
@@ -276,7 +279,7 @@ def test_patterns_that_would_take_long_are_refused_at_once(pattern: str) -> None
         assert len(str(caught.value)) < 400
         assert str(caught.value).startswith(f"glob pattern {pattern[:20]!r}"[:-1])
 
-    assert seconds(refused) < 0.05
+    assert seconds(refused) < A_MOMENT_S
 
 
 @pytest.mark.parametrize(

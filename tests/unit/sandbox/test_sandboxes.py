@@ -201,7 +201,7 @@ def test_a_marked_folder_below_a_root_of_another_user_is_guarded(
     inner.mkdir()
     os.setxattr(inner, "user.execserver.mount-point", b"1")
     monkeypatch.setattr(
-        "execserver.sandbox.view.writable_inside",
+        "execserver.sandbox.tree.writable_inside",
         lambda folder: folder != str(ws) and writable_inside(folder),
     )
     boxes = make()
