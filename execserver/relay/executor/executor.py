@@ -72,7 +72,7 @@ class RemoteExecutor:
         self._make_handler = make_handler
         self._may_open = may_open
         self._refused = refused
-        self._registry = RegistryClient(identity.base_url, identity.token)
+        self._registry = RegistryClient(identity.base_url, identity.token, proxies=identity.proxies)
         self._log = log.bind(registry=self._registry.shown, environment=identity.environment_id)
         self._logged = ""
         self._multiplexer: Multiplexer | None = None
@@ -151,7 +151,13 @@ class RemoteExecutor:
             admission = ClientAdmission(self._identity, answer.registration_id, self._registry)
             multiplexer = Multiplexer(admission, self._make_handler, self._may_open)
             try:
-                await dial(answer.url, multiplexer, headers={"X-Request-ID": f"req_{secrets.token_hex(16)}"})
+                request_id = f"req_{secrets.token_hex(16)}"
+                await dial(
+                    answer.url,
+                    multiplexer,
+                    headers={"X-Request-ID": request_id},
+                    proxies=self._identity.proxies,
+                )
             except DialRefused as refused:
                 failures += 1
                 self._log_state("not connected", str(refused))
