@@ -41,6 +41,7 @@ from execprotocol.relay.registry_client import (
     RegistryRefused,
     RegistryUnreachable,
 )
+from execprotocol.trace_context import active_headers
 
 FINGERPRINT_DIGITS = 64
 
@@ -127,7 +128,7 @@ class RelayTarget:
         connection = Connection(on_event, on_lost, MAX_UNANSWERED_BYTES)
         channel = RelayClientChannel(connection, answer, own, self.url)
         try:
-            await dial(answer.url, channel, ssl_context=self._context)
+            await dial(answer.url, channel, ssl_context=self._context, headers=active_headers())
             await channel.established(CONNECT_SECONDS)
         except DialRefused as error:
             raise ConnectionFailed(f"cannot connect to {self.url}: {error}") from error
