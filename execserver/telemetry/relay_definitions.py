@@ -43,8 +43,8 @@ class RelayNumbers:
     bus_frames: dict[str, int] = field(default_factory=dict)
     bus_bytes: dict[str, int] = field(default_factory=dict)
     bus_queued_bytes: int | None = None
-    link_resets: int | None = None
-    link_gaps: int | None = None
+    bus_undecodable: int | None = None
+    link_ends: dict[str, int] = field(default_factory=dict)
     store_operations: dict[str, RequestCounts] = field(default_factory=dict)
     """By operation; the code is 1 for those that failed."""
     store_errors: dict[str, int] = field(default_factory=dict)
@@ -210,16 +210,19 @@ RELAY_DEFINITIONS: tuple[RelayDefinition, ...] = (
         "bus_queued_bytes",
     ),
     RelayDefinition(
-        "execserver_relay_link_resets_total",
+        "execserver_relay_bus_undecodable_total",
         "counter",
-        "Links to other relays that were reset: sockets whose peers are there ended, to be resumed.",
-        "link_resets",
+        "NATS messages on the subjects of relays that no relay sent, or one of an incompatible version.",
+        "bus_undecodable",
     ),
     RelayDefinition(
-        "execserver_relay_link_gaps_total",
+        "execserver_relay_link_ends_total",
         "counter",
-        "Losses of messages between relays that were noticed. Each resets a link.",
-        "link_gaps",
+        "How often all sockets with a peer at one other relay were ended, by cause: a `gap` in what arrived; "
+        "a `reset`, a gap there; `overflow`, a queue of 64 MiB; `oversized`, a frame above `max_payload`; "
+        "`dead`, no beat of that relay. Their sessions are resumed.",
+        "link_ends",
+        ("cause",),
     ),
     RelayDefinition(
         "execserver_relay_store_errors_total",
