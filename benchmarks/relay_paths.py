@@ -37,6 +37,8 @@ SMALL_BYTES, LARGE_BYTES = 128, 48 << 10
 """Payloads of frames: a short request, and a record of output."""
 WARM_UP = 50
 LENGTH_BYTES = 4
+BUFFER_BYTES = 1 << 20
+"""Of a plain TCP connection: as a queue of a relay, so that neither end waits for the other at each frame."""
 
 ROWS = (
     Row("frame_rtt", f"a frame of {SMALL_BYTES} bytes, there and back, p50", "µs"),
@@ -172,7 +174,7 @@ class _TcpEnd:
         self._writer = writer
 
     async def send(self, frame: bytes) -> None:
-        self._writer.write(len(frame).to_bytes(LENGTH_BYTES) + frame)
+        self._writer.writelines((len(frame).to_bytes(LENGTH_BYTES), frame))
         await self._writer.drain()
 
     async def receive(self) -> bytes:
@@ -187,11 +189,15 @@ class _TcpEnd:
 async def _tcp_ends(stack: AsyncExitStack) -> Ends:
     accepted: asyncio.Future[_TcpEnd] = asyncio.get_running_loop().create_future()
     server = await asyncio.start_server(
-        lambda reader, writer: accepted.set_result(_TcpEnd(reader, writer)), "127.0.0.1", 0
+        lambda reader, writer: accepted.set_result(_TcpEnd(reader, writer)),
+        "127.0.0.1",
+        0,
+        limit=BUFFER_BYTES,
     )
     stack.push_async_callback(server.wait_closed)
     stack.callback(server.close)
-    near = _TcpEnd(*await asyncio.open_connection(*server.sockets[0].getsockname()))
+    address = server.sockets[0].getsockname()
+    near = _TcpEnd(*await asyncio.open_connection(*address, limit=BUFFER_BYTES))
     far = await accepted
     stack.push_async_callback(near.close)
     stack.push_async_callback(far.close)
