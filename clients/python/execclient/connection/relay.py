@@ -42,6 +42,7 @@ from execprotocol.relay.registry_client import (
     RegistryRefused,
     RegistryUnreachable,
 )
+from execprotocol.trace_context import active_headers
 
 FINGERPRINT_DIGITS = 64
 
@@ -131,7 +132,13 @@ class RelayTarget:
         connection = Connection(on_event, on_lost, MAX_UNANSWERED_BYTES)
         channel = RelayClientChannel(connection, answer, own, self.url)
         try:
-            await dial(answer.url, channel, ssl_context=self._context, proxies=self._proxies)
+            await dial(
+                answer.url,
+                channel,
+                ssl_context=self._context,
+                headers=active_headers(),
+                proxies=self._proxies,
+            )
             await channel.established(CONNECT_SECONDS)
         except DialRefused as error:
             raise ConnectionFailed(f"cannot connect to {self.url}: {error}") from error

@@ -3,6 +3,7 @@
 1. Redirects are not followed: the token is for one host. A proxy of `https` forwards TLS only (CONNECT).
 2. Answers are checked here, their environment and URL included.
 3. Tokens, tickets and bodies do not appear in errors; of a refusal, the registry's message for people does.
+4. A request names the active span (`trace_context.active_headers`), for the registry's log.
 
 Only this module of the package imports httpcore, which takes 50 ms: import the module lazily.
 `docs/protocol.md`, "Relay".
@@ -36,6 +37,7 @@ from execprotocol.relay.contract import (
 )
 from execprotocol.relay.frames import printable
 from execprotocol.relay.keys import PublicKeys
+from execprotocol.trace_context import active_headers
 
 REQUEST_SECONDS = 10.0
 """For one request, from the connect to the last byte. As the stock peers."""
@@ -196,6 +198,7 @@ class RegistryClient:
             ("content-type", "application/json"),
             ("accept", "*/*"),
             ("authorization", f"Bearer {token}"),
+            *active_headers().items(),
             *further,
         ]
         try:
