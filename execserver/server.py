@@ -293,7 +293,7 @@ class Server:
             serve_stdio(*passed.stdio, connect, self._config.stdio_spin_us, lambda: not executor.live)
             return
         if passed.kind == "remote":
-            self._remote = self._make_remote(connect, executor)
+            self._remote = self._make_remote(connect, executor, gauges)
             return
         assert passed.socket is not None
         assert passed.kind != "stdio"
@@ -316,14 +316,17 @@ class Server:
             )
         )
 
-    def _make_remote(self, connect: Callable[[Channel], Connection], executor: Executor) -> RemoteExecutor:
-        from execserver.relay.executor.executor import RemoteExecutor
+    def _make_remote(
+        self, connect: Callable[[Channel], Connection], executor: Executor, gauges: Gauges
+    ) -> RemoteExecutor:
+        from execserver.relay.executor.executor import Load, RemoteExecutor
 
         assert self._identity is not None
         return RemoteExecutor(
             self._identity,
             connect,
             may_open=lambda: not (self._stopping or executor.reserved.uses),
+            load=lambda: Load(gauges.sessions(), draining=self._stopping),
             refused=self._refused_remotely if self._config.remote_exit_on_refusal else None,
         )
 

@@ -153,8 +153,8 @@ def test_the_check_makes_nothing(tmp_path: Path) -> None:
         check_identity(replace(PLACE, remote_key_file="none/key"), tmp_path, VARIABLE)
 
 
-@pytest.mark.parametrize("served", [None, ("https://first", "first")])
-def test_a_service_goes_on_where_it_began(served: tuple[str, str] | None) -> None:
+@pytest.mark.parametrize("served", [None, ("https://first", "first", None)])
+def test_a_service_goes_on_where_it_began(served: tuple[str, str, None] | None) -> None:
     if served is None:
         assert options_of_service(RemoteOptions(), None) is None
         with pytest.raises(ConfigurationError, match="stop the service and start it again"):
