@@ -266,7 +266,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     pool: Annotated[
         str | None,
         _option(
-            "instead of environment_id: the pool of this daemon, from whose daemons the relay chooses one for "
+            "instead of environment_id: the pool of this daemon, from which the relay chooses a daemon for "
             f"each client: letters, digits, - and _, at most {MAX_NAME}",
             group=REMOTE,
             metavar="NAME",
