@@ -50,6 +50,7 @@ from execserver.supervisor.server_channel import (
 from execserver.telemetry import logs, tracing
 from execserver.telemetry.definitions import Gauges
 from execserver.telemetry.logs import Logger
+from execserver.telemetry.measures import measures
 from execserver.transports.authentication import ConfigurationError, Credentials
 from execserver.transports.listener import SocketListener, serve_socket
 from execserver.transports.stdio import serve_stdio
@@ -326,7 +327,7 @@ class Server:
             self._identity,
             connect,
             may_open=lambda: not (self._stopping or executor.reserved.uses),
-            load=lambda: Load(gauges.sessions(), draining=self._stopping),
+            load=lambda: Load(gauges.sessions(), measures.sessions_opened, draining=self._stopping),
             refused=self._refused_remotely if self._config.remote_exit_on_refusal else None,
         )
 

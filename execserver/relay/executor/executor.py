@@ -63,6 +63,8 @@ class Load(NamedTuple):
 
     sessions: int
     """Those that it keeps, detached ones included."""
+    opened: int
+    """Those that were opened since the server began."""
     draining: bool
     """Whether it takes no further sessions."""
 
@@ -85,7 +87,7 @@ class RemoteExecutor:
         make_handler: Callable[[Channel], MessageHandler],
         *,
         may_open: Callable[[], bool] = lambda: True,
-        load: Callable[[], Load] = lambda: Load(0, draining=False),
+        load: Callable[[], Load] = lambda: Load(0, 0, draining=False),
         refused: Callable[[str], None] | None = None,
     ) -> None:
         self._identity = identity
@@ -212,7 +214,7 @@ class RemoteExecutor:
     async def _report(self) -> None:
         """Report the load after each change and each registration, and from time to time."""
         clock = asyncio.get_running_loop().time
-        reported, reported_at = StatusRequest("", 0, draining=False), 0.0
+        reported, reported_at = StatusRequest("", 0, 0, draining=False), 0.0
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             status = StatusRequest(self._registration_id, *self._load())

@@ -63,6 +63,9 @@ def _serve(options: argparse.Namespace) -> int:
 def _token_create(options: argparse.Namespace) -> int:
     from execserver.relay.service.tokens import TokenError
 
+    if not options.environment and not options.pool:
+        parser: Parser = options.parser
+        parser.error("a token is for an environment or a pool: give --environment ID or --pool NAME")
     try:
         _, secret = _store(options, create=True).create(
             options.role,

@@ -22,8 +22,8 @@ from execserver.relay.service.environment_records import EnvironmentRecords, reg
 from execserver.relay.service.store import EnvironmentRecord, ExecutorStatus, PoolMember, RegistryStore
 
 SENT_SECONDS = 10.0
-"""How long a client that was sent to an executor counts there if no report shows a session more. It connects
-within a second, or has failed."""
+"""How long a client that was sent to an executor counts there if no report shows that it opened a session. It
+connects within a second, or has failed."""
 
 WAITING_SECONDS = 15.0
 """How long a refused client counts as waiting. It asks again every two seconds."""
@@ -48,17 +48,17 @@ class StaleRegistration(Exception):
 
 @dataclass(slots=True)
 class _Sent:
-    """The clients that were sent to an executor and are in no report yet."""
+    """The clients that were sent to an executor and whose sessions are in no report yet."""
 
-    sessions: int
+    opened: int
     """Of the last report that was looked at."""
     moments: deque[float] = field(default_factory=deque)
 
-    def count(self, sessions: int, now: float) -> int:
+    def count(self, opened: int, now: float) -> int:
         """Their number, after a look at the newest report."""
-        for _ in range(min(len(self.moments), sessions - self.sessions)):
+        for _ in range(min(len(self.moments), opened - self.opened)):
             self.moments.popleft()
-        self.sessions = sessions
+        self.opened = opened
         while self.moments and self.moments[0] <= now - SENT_SECONDS:
             self.moments.popleft()
         return len(self.moments)
@@ -114,7 +114,7 @@ class Pools:
             self._wait(pool, client)
             raise
         now = self._clock()
-        self._sent.setdefault(chosen, _Sent(self._status(chosen).sessions)).moments.append(now)
+        self._sent.setdefault(chosen, _Sent(self._status(chosen).opened)).moments.append(now)
         self._waiting.get(pool, {}).pop(client, None)
         return chosen
 
@@ -130,8 +130,12 @@ class Pools:
             record = await self._records.read(environment_id)  # the list may be some milliseconds old
         if registration_of(record, status.registration_id) is None:
             raise StaleRegistration(f"the registration of {environment_id} is not valid any more")
-        kept = ExecutorStatus(status.registration_id, status.sessions, status.draining, self._clock())
-        await self._store.report(environment_id, kept)
+        await self._store.report(
+            environment_id,
+            ExecutorStatus(
+                status.registration_id, status.sessions, status.opened, status.draining, self._clock()
+            ),
+        )
 
     def waiting(self) -> dict[str, int]:
         """The number of waiting clients of each pool that has members or such clients."""
@@ -169,8 +173,8 @@ class Pools:
         return min(free)[2]
 
     def _load(self, environment_id: str) -> int:
-        sessions, sent = self._status(environment_id).sessions, self._sent.get(environment_id)
-        return sessions + (sent.count(sessions, self._clock()) if sent is not None else 0)
+        status, sent = self._status(environment_id), self._sent.get(environment_id)
+        return status.sessions + (sent.count(status.opened, self._clock()) if sent is not None else 0)
 
     def _status(self, environment_id: str) -> ExecutorStatus:
         # Also that of an earlier registration: it is of the same key, and so of the same executor.

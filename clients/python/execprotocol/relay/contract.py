@@ -282,6 +282,8 @@ class StatusRequest:
     registration_id: str
     sessions: int
     """Its sessions, detached ones included."""
+    opened: int
+    """How many sessions were opened since its server began. Shows which clients `sessions` contains."""
     draining: bool
     """Whether it takes no further sessions."""
 
@@ -290,19 +292,19 @@ class StatusRequest:
         return {
             "executor_registration_id": self.registration_id,
             "sessions": self.sessions,
+            "opened": self.opened,
             "draining": self.draining,
         }
 
     @classmethod
     def parse(cls, body: bytes) -> StatusRequest:
         """Parse a body. Raises ContractError."""
-        members = _request(body, ("executor_registration_id", "sessions", "draining"))
-        sessions, draining = members["sessions"], members["draining"]
-        if not _is_whole(sessions, 0, MAX_SESSIONS):
-            raise ContractError(f"`sessions` must be a whole number from 0 to {MAX_SESSIONS}")
+        members = _request(body, ("executor_registration_id", "sessions", "opened", "draining"))
+        draining = members["draining"]
         if not isinstance(draining, bool):
             raise ContractError("`draining` must be true or false")
-        return cls(_registration_id(members), sessions, draining)
+        sessions, opened = _count(members, "sessions"), _count(members, "opened")
+        return cls(_registration_id(members), sessions, opened, draining)
 
 
 def parse_validity(body: bytes) -> bool:
@@ -362,6 +364,13 @@ def _labels(members: Mapping[str, object], name: str) -> dict[str, str | None]:
     except ValueError as error:
         raise ContractError(f"`{name}` {error}") from None
     return labels
+
+
+def _count(members: Mapping[str, object], name: str) -> int:
+    value = members[name]
+    if not _is_whole(value, 0, MAX_SESSIONS):
+        raise ContractError(f"`{name}` must be a whole number from 0 to {MAX_SESSIONS}")
+    return value
 
 
 def _is_whole(value: object, least: int, most: int) -> TypeGuard[int]:
