@@ -1,6 +1,7 @@
 """The table of a relay's metrics: name, help text, and the number of each.
 
-A relay is a program of its own, so these are never on a daemon's page. No label holds text from a peer.
+A relay is a program of its own, so these are never on a daemon's page. No label holds text from a peer: the
+names of pools are those that tokens have.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class RelayNumbers:
     introductions: dict[str, int] = field(default_factory=dict)
     validations: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
+    pool_waiting: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +132,17 @@ RELAY_DEFINITIONS: tuple[RelayDefinition, ...] = (
     RelayDefinition(
         "execserver_relay_introductions_total",
         "counter",
-        "Clients that asked for an environment: `accepted`, or `offline`.",
+        "Clients that asked for an environment or a pool: `accepted`, `offline`, or `full` if all executors "
+        "of the pool that match are at capacity or draining.",
         "introductions",
         ("outcome",),
+    ),
+    RelayDefinition(
+        "execserver_relay_pool_waiting",
+        "gauge",
+        "Clients that asked this relay for an executor of the pool in the last 15 seconds, and got none.",
+        "pool_waiting",
+        ("pool",),
     ),
     RelayDefinition(
         "execserver_relay_validations_total",

@@ -127,8 +127,8 @@ def _environments(options: argparse.Namespace) -> int:
         (
             each["environment"],
             _duration(each["seconds"]),
-            str(each["streams"]),
-            str(each["clients"]),
+            "-" if each["streams"] is None else str(each["streams"]),
+            "-" if each["clients"] is None else str(each["clients"]),
             each["pool"] or "-",
             _load(each),
             "draining" if each["draining"] else "online",
