@@ -244,6 +244,7 @@ class Pod:
     def _environment(self) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         known = {"PATH": path, "HOME": "/home/agent", "HOSTNAME": self.name}
+        known["XDG_STATE_HOME"] = "/var/lib"  # as the Containerfile
         downward = {"metadata.name": self.name, "status.podIP": self.address}
         for each in self.spec.get("env", ()):
             if "value" in each:
