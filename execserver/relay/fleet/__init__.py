@@ -1,0 +1,1 @@
+"""Several relays that share a NATS cluster. What needs NATS is here, and is loaded with `--nats` only."""
