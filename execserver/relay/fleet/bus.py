@@ -47,6 +47,9 @@ RETRY_SECONDS = 0.5
 CLOSE_SECONDS = 2.0
 """Limit for what is still to be sent when the bus closes, and for the end of a connection."""
 
+SETTLING = "this relay has just connected to NATS, and waits for the beats of the other relays"
+"""The fault of a bus in its first moments."""
+
 log = Logger()
 
 Connect = Callable[[], Awaitable[Client]]
@@ -85,7 +88,7 @@ class NatsBus:
         self._error = "the bus has not been started"
         self._echoed = 0.0  # when the newest own beat came back
         self._settled = 0.0  # when the beats of all others must have come
-        self._logged = ""
+        self._logged = self._error
         self._runner: asyncio.Task[None] | None = None
         self._beats: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()  # connections that were left behind
@@ -107,7 +110,7 @@ class NatsBus:
         if now - self._echoed > STUCK_SECONDS:
             return "NATS does not deliver the beats of this relay: check the NATS servers and their network"
         if now < self._settled:
-            return "this relay has just connected to NATS, and waits for the beats of the other relays"
+            return SETTLING
         return ""
 
     @property
@@ -293,7 +296,7 @@ class NatsBus:
 
     def _log_fault(self) -> None:
         fault = self.fault
-        if fault == self._logged:
+        if fault in (self._logged, SETTLING):
             return
         self._logged = fault
         if fault:

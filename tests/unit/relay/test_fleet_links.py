@@ -1,4 +1,4 @@
-"""Links between relays: whatever is lost, no peer misses a frame without being told that the other is gone."""
+"""Links between relays: whatever is lost, no peer misses a frame without notice that the other is gone."""
 
 from __future__ import annotations
 
@@ -55,33 +55,38 @@ class Caller:
         self.address = f"{node.name}.{name}"
         self.acceptor = acceptor
         self.sent = self.received = 0
-        self.is_gone = False
-        self.is_full = False
+        self._is_gone = self._is_full = False
         node.endpoints[self.address] = self
         if not node.links.publish(acceptor, BusMessage("joined", self.address)):
             self.end()
+
+    def is_gone(self) -> bool:
+        return self._is_gone
+
+    def is_full(self) -> bool:
+        return self._is_full
 
     def receive(self, message: BusMessage) -> None:
         assert message.sender == self.acceptor
         if message.kind == "gone":
             self.end()
         elif message.kind == "full":
-            self.is_full = True
+            self._is_full = True
         elif message.kind == "room":
-            self.is_full = False
+            self._is_full = False
         elif message.kind == "frame":
             self.received += 1
             assert message.stream_id == str(self.received), "a frame was lost, doubled or overtaken"
 
     def send(self, frame: bytes = b"") -> None:
-        if not self.is_gone:
+        if not self.is_gone():
             message = BusMessage("frame", self.address, str(self.sent + 1), frame=frame)
             if self.node.links.publish(self.acceptor, message):
                 self.sent += 1
 
     def end(self) -> None:
-        if not self.is_gone:
-            self.is_gone = True
+        if not self.is_gone():
+            self._is_gone = True
             del self.node.endpoints[self.address]
             self.node.links.publish(self.acceptor, BusMessage("gone", self.address))
 
@@ -209,7 +214,7 @@ def test_the_loss_of_a_last_frame_ends_both_sides_with_the_next_beat() -> None:
 
     made.beats(1)
 
-    assert caller.is_gone
+    assert caller.is_gone()
     assert second.acceptor.callers == {}
     again = Caller(first, "y", second.acceptor.address)
     again.send()
@@ -231,11 +236,11 @@ def test_a_loss_that_is_not_reported_is_reported_again() -> None:
     assert second.acceptor.callers == {}
     made.send(second)
     made.ways[second.name, first.name].clear()  # the report, and the "gone" for the caller
-    assert not caller.is_gone
+    assert not caller.is_gone()
 
     made.beats(1)
 
-    assert caller.is_gone
+    assert caller.is_gone()
 
 
 def test_a_relay_that_is_not_heard_of_is_dead_and_its_peers_are_gone() -> None:
@@ -246,11 +251,11 @@ def test_a_relay_that_is_not_heard_of_is_dead_and_its_peers_are_gone() -> None:
 
     made.beats(int(DEAD_SECONDS / BEAT_SECONDS))
     assert first.links.is_alive(second.name)
-    assert not caller.is_gone
+    assert not caller.is_gone()
     made.beats(1)
 
     assert not first.links.is_alive(second.name)
-    assert caller.is_gone
+    assert caller.is_gone()
     assert first.links.ended["dead"] == 1
 
 
@@ -262,7 +267,7 @@ def test_a_relay_that_did_not_run_for_a_while_does_not_take_the_others_for_dead(
     made.now += 60
     made.beats(2)
 
-    assert not caller.is_gone
+    assert not caller.is_gone()
     assert first.links.ended["dead"] == 0
 
 
@@ -275,7 +280,7 @@ def test_a_relay_that_leaves_is_forgotten_at_once() -> None:
         made.way(second.name, receiver).append(packet)
     made.settle()
 
-    assert caller.is_gone
+    assert caller.is_gone()
     assert first.links.nodes == frozenset()
     assert first.links.pairs == 0
 
@@ -286,7 +291,7 @@ def test_a_message_to_an_address_that_has_ended_is_answered_with_gone() -> None:
     caller = Caller(first, "x", f"{second.name}.unknown")
     made.settle()
 
-    assert caller.is_gone
+    assert caller.is_gone()
     assert first.links.pairs == second.links.pairs == 0
 
 
@@ -294,13 +299,13 @@ def test_a_sender_is_told_when_the_queue_is_long_and_when_it_is_short_again() ->
     made, (first, second) = fleet()
     caller = Caller(first, "x", second.acceptor.address)
     while first.links.queued <= HIGH_BYTES:
-        assert not caller.is_full
+        assert not caller.is_full()
         caller.send(MIB[: 256 << 10])
-    assert caller.is_full
+    assert caller.is_full()
 
     made.settle()
 
-    assert not caller.is_full
+    assert not caller.is_full()
     assert second.acceptor.callers[caller.address][0] == caller.sent
 
 
@@ -309,7 +314,7 @@ def test_a_queue_that_grows_further_ends_the_pairs_of_the_link_and_is_discarded(
     caller = Caller(first, "x", second.acceptor.address)
     made.settle()
 
-    while not caller.is_gone:
+    while not caller.is_gone():
         caller.send(MIB)
         assert first.links.queued < MOST_BYTES + 2 * len(MIB)
 
@@ -326,7 +331,7 @@ def test_a_frame_that_is_too_long_for_a_packet_ends_the_pairs_of_the_link() -> N
     caller.send(MIB * 2)
     made.settle()
 
-    assert caller.is_gone
+    assert caller.is_gone()
     assert first.links.ended["oversized"] == 1
     again = Caller(first, "y", second.acceptor.address)
     made.settle()
@@ -334,7 +339,7 @@ def test_a_frame_that_is_too_long_for_a_packet_ends_the_pairs_of_the_link() -> N
 
 
 def test_relays_take_turns() -> None:
-    made, (first, second, third) = fleet(3)
+    _, (first, second, third) = fleet(3)
     for other in (second, third):
         caller = Caller(first, other.name, other.acceptor.address)
         for _ in range(5):
@@ -365,7 +370,7 @@ class LossyFleet(RuleBasedStateMachine):
         return nodes[index % len(nodes)]
 
     def _open(self) -> list[Caller]:
-        return [each for each in self.callers if not each.is_gone and each.node is self._living(each)]
+        return [each for each in self.callers if not each.is_gone() and each.node is self._living(each)]
 
     def _living(self, caller: Caller) -> Node | None:
         return self.fleet.nodes.get(caller.node.name)
@@ -461,7 +466,7 @@ class LossyFleet(RuleBasedStateMachine):
             node.acceptor.end()
         self.fleet.settle()
         for caller in self.callers:
-            assert caller.is_gone or self._living(caller) is not caller.node
+            assert caller.is_gone() or self._living(caller) is not caller.node
         for node in self.fleet.nodes.values():
             assert node.links.pairs == 0
             assert node.links.queued == 0
