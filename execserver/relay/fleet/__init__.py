@@ -1,1 +1,1 @@
-"""Several relays that share a NATS cluster. What needs NATS is here, and is loaded with `--nats` only."""
+"""Relays that share a NATS cluster; imported only by the `--nats` flags (the extra `fleet`)."""
