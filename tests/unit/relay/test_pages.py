@@ -17,7 +17,7 @@ from execserver.relay.service.registry import RelayRegistry
 from execserver.relay.service.registry_http import PublicUrls, RegistryHttp
 from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
-from execserver.relay.service.tokens import TokenStore
+from execserver.relay.service.token_file import TokenStore
 from execserver.telemetry.definitions import DEFINITIONS
 from execserver.telemetry.measures import RequestCounts
 from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS, RelayNumbers
