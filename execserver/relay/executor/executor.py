@@ -24,10 +24,12 @@ from execprotocol.relay import contract
 from execprotocol.relay.contract import RegisterAnswer, StatusRequest
 from execprotocol.relay.dial import DialFailed, DialRefused, dial
 from execprotocol.relay.registry_client import RegistryClient, RegistryError, RegistryRefused
+from execprotocol.trace_context import active_headers
 from execserver.relay.executor.admission import ClientAdmission
 from execserver.relay.executor.identity import Identity
 from execserver.relay.executor.multiplexer import Multiplexer
 from execserver.rpc.channel import Channel, MessageHandler
+from execserver.telemetry import tracing
 from execserver.telemetry.logs import Logger
 from execserver.transports.authentication import ConfigurationError
 
@@ -95,9 +97,11 @@ class RemoteExecutor:
         self._may_open = may_open
         self._load = load
         self._refused = refused
-        self._registry = RegistryClient(identity.base_url, identity.token)
+        self._registry = RegistryClient(identity.base_url, identity.token, proxies=identity.proxies)
         self._log = log.bind(registry=self._registry.shown, environment=identity.environment_id)
         self._logged = ""
+        self._trace: dict[str, str] = {}
+        """Names the span of the last registration, which its upgrades belong to."""
         self._multiplexer: Multiplexer | None = None
         self._closing = False
         self._redials = _Backoff(*REDIAL_SECONDS)
@@ -154,7 +158,7 @@ class RemoteExecutor:
         waits = _Backoff(*REGISTER_SECONDS)
         while True:
             try:
-                answer = await self._register_now()
+                answer = await self._ask_registration()
             except RegistryRefused as error:
                 if error.code == contract.REGISTRATION_CONFLICT:
                     self._log_state("standing by: another executor holds the environment")
@@ -181,7 +185,13 @@ class RemoteExecutor:
             admission = ClientAdmission(self._identity, answer.registration_id, self._registry)
             multiplexer = Multiplexer(admission, self._make_handler, self._may_open)
             try:
-                await dial(answer.url, multiplexer, headers={"X-Request-ID": f"req_{secrets.token_hex(16)}"})
+                request_id = f"req_{secrets.token_hex(16)}"
+                await dial(
+                    answer.url,
+                    multiplexer,
+                    headers={"X-Request-ID": request_id, **self._trace},
+                    proxies=self._identity.proxies,
+                )
             except DialRefused as refused:
                 failures += 1
                 self._log_state("not connected", str(refused))
@@ -201,13 +211,17 @@ class RemoteExecutor:
     async def _register_once(self) -> RegisterAnswer | None:
         """Register once; None if that failed: the old registration may still be valid."""
         try:
-            return await self._register_now()
+            return await self._ask_registration()
         except (RegistryError, ConfigurationError):
             return None
 
-    async def _register_now(self) -> RegisterAnswer:
+    async def _ask_registration(self) -> RegisterAnswer:
         identity = self._identity
-        answer = await self._registry.register(identity.environment_id, identity.key.public, identity.pool)
+        with tracing.outgoing("relay/register"):
+            self._trace = active_headers()
+            answer = await self._registry.register(
+                identity.environment_id, identity.key.public, identity.pool
+            )
         self._registration_id = answer.registration_id
         return answer
 

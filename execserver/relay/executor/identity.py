@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from execprotocol.proxies import PROXY_VARIABLE, Proxies
 from execprotocol.relay.contract import PoolEntry
 from execprotocol.relay.key_files import KeyFileError, load_key_pair
 from execprotocol.relay.keys import InvalidKeyError, KeyPair
@@ -99,6 +100,8 @@ class Identity:
     """The clients that are admitted if the registry sent them; None: all that it sent."""
     pool: PoolEntry | None = None
     """What the registry learns if the executor is a member of a pool; None: it is none."""
+    proxies: Proxies | None = None
+    """Chooses the proxies for dialling out; None: connect directly."""
 
 
 def identity_from(
@@ -135,7 +138,15 @@ def identity_from(
         environment_id = member_id(options.pool, key.public.fingerprint)
         entry = _pool_entry(options)
     assert environment_id is not None
-    return Identity(options.remote, environment_id, key, token, _clients(options, base), entry)
+    clients, proxies = _clients(options, base), _proxies(options, variables)
+    return Identity(options.remote, environment_id, key, token, clients, entry, proxies)
+
+
+def _proxies(options: RemoteOptions, variables: Mapping[str, str]) -> Proxies:
+    try:
+        return Proxies(options.proxy, f"--proxy ({PROXY_VARIABLE})", variables)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def check_identity(options: RemoteOptions, base: Path, variables: Mapping[str, str]) -> None:

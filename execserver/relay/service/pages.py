@@ -14,7 +14,9 @@ from execserver.relay.service.registry_http import RegistryHttp
 from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
 from execserver.relay.service.store import ExecutorSocket
-from execserver.telemetry.exposition import Number, Reading, Readings, RenderedPage, render
+from execserver.telemetry.definitions import distribution
+from execserver.telemetry.exposition import Labels, Number, Reading, Readings, RenderedPage, render
+from execserver.telemetry.measures import RequestCounts
 from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS, RelayDefinition, RelayNumbers
 
 
@@ -49,7 +51,7 @@ class MetricsReader:
 
     def numbers(self) -> RelayNumbers:
         """The current values."""
-        counters = self._rendezvous.counters
+        counters, pools = self._rendezvous.counters, self._registry.pools.totals()
         queues = {
             "executor": [peer.queued for peer in self._rendezvous_http.executors],
             "client": [peer.queued for peer in self._rendezvous_http.harnesses.values()],
@@ -73,6 +75,13 @@ class MetricsReader:
             introductions=self._outcomes("connect", ("accepted", "offline", "full")),
             validations=self._outcomes("validate", ("valid", "invalid")),
             refusals=dict(self._guard.refusals),
+            pool_executors={
+                (pool, state): count
+                for pool, each in pools.items()
+                for state, count in (("online", each.online), ("draining", each.draining))
+            },
+            pool_sessions={pool: each.sessions for pool, each in pools.items()},
+            pool_capacity={pool: each.capacity for pool, each in pools.items()},
             pool_waiting=self._registry.pools.waiting(),
         )
 
@@ -169,5 +178,9 @@ def metrics_page(numbers: RelayNumbers, accept: str) -> RenderedPage:
 def _values(definition: RelayDefinition, numbers: RelayNumbers) -> list[Reading]:
     found = getattr(numbers, definition.number)
     if isinstance(found, dict):
-        return [Number((key,), value) for key, value in found.items()]
-    return [Number((), found)]
+        return [_reading((key,) if isinstance(key, str) else key, value) for key, value in found.items()]
+    return [] if found is None else [Number((), found)]
+
+
+def _reading(labels: Labels, value: float | RequestCounts) -> Reading:
+    return distribution(labels, value) if isinstance(value, RequestCounts) else Number(labels, value)

@@ -36,6 +36,7 @@ from execclient.errors import (
     WrongExecutor,
 )
 from execprotocol.daemon_thread import run_in_daemon_thread
+from execprotocol.proxies import Proxies
 from execprotocol.relay.contract import (
     ENVIRONMENT_OFFLINE,
     POOL_FULL,
@@ -54,6 +55,7 @@ from execprotocol.relay.registry_client import (
     RegistryRefused,
     RegistryUnreachable,
 )
+from execprotocol.trace_context import active_headers
 
 Given = TypeVar("Given")
 Parsed = TypeVar("Parsed")
@@ -110,6 +112,7 @@ class RelayTarget:
         context: for TLS; None: trust the system's certificates.
         executor_key_sha256: the required fingerprint of the executor's key; None: trust the first one.
         key_file: the client's key pair, for executors with a list of clients; None: generate a new one.
+        proxies: chooses the proxies; None: connect directly.
 
     Raises:
         UnsupportedUrl: the URL or the fingerprint is invalid, or a fingerprint is given for a pool.
@@ -128,14 +131,16 @@ class RelayTarget:
         *,
         executor_key_sha256: str | None = None,
         key_file: Path | None = None,
+        proxies: Proxies | None = None,
     ) -> None:
         self._address = address = relay_address(url)
         self._environment_id = address.environment_id
         self._token = token
         self._context = context
         self._registry = RegistryClient(
-            address.base_url, self._read_token, ssl_context=context, seconds=CONNECT_SECONDS
+            address.base_url, self._read_token, ssl_context=context, seconds=CONNECT_SECONDS, proxies=proxies
         )
+        self._proxies = proxies
         self._pinned = None if executor_key_sha256 is None else _fingerprint(executor_key_sha256)
         if self._pinned is not None and address.pool is not None:
             raise UnsupportedUrl(
@@ -197,7 +202,13 @@ class RelayTarget:
         connection = Connection(on_event, on_lost, MAX_UNANSWERED_BYTES)
         channel = RelayClientChannel(connection, answer, own, self.url)
         try:
-            await dial(answer.url, channel, ssl_context=self._context)
+            await dial(
+                answer.url,
+                channel,
+                ssl_context=self._context,
+                headers=active_headers(),
+                proxies=self._proxies,
+            )
             await channel.established(CONNECT_SECONDS)
         except DialRefused as error:
             raise ConnectionFailed(f"cannot connect to {self.url}: {error}") from error
