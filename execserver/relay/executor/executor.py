@@ -158,7 +158,7 @@ class RemoteExecutor:
         waits = _Backoff(*REGISTER_SECONDS)
         while True:
             try:
-                answer = await self._ask_registration()
+                answer = await self._register_now()
             except RegistryRefused as error:
                 if error.code == contract.REGISTRATION_CONFLICT:
                     self._log_state("standing by: another executor holds the environment")
@@ -211,11 +211,11 @@ class RemoteExecutor:
     async def _register_once(self) -> RegisterAnswer | None:
         """Register once; None if that failed: the old registration may still be valid."""
         try:
-            return await self._ask_registration()
+            return await self._register_now()
         except (RegistryError, ConfigurationError):
             return None
 
-    async def _ask_registration(self) -> RegisterAnswer:
+    async def _register_now(self) -> RegisterAnswer:
         identity = self._identity
         with tracing.outgoing("relay/register"):
             self._trace = active_headers()

@@ -98,10 +98,10 @@ class Identity:
     token: TokenSource
     clients: AllowedClients | None
     """The clients that are admitted if the registry sent them; None: all that it sent."""
-    pool: PoolEntry | None = None
-    """What the registry learns if the executor is a member of a pool; None: it is none."""
     proxies: Proxies | None = None
     """Chooses the proxies for dialling out; None: connect directly."""
+    pool: PoolEntry | None = None
+    """What the registry learns if the executor is a member of a pool; None: it is none."""
 
 
 def identity_from(
@@ -138,8 +138,15 @@ def identity_from(
         environment_id = member_id(options.pool, key.public.fingerprint)
         entry = _pool_entry(options)
     assert environment_id is not None
-    clients, proxies = _clients(options, base), _proxies(options, variables)
-    return Identity(options.remote, environment_id, key, token, clients, entry, proxies)
+    return Identity(
+        options.remote,
+        environment_id,
+        key,
+        token,
+        _clients(options, base),
+        _proxies(options, variables),
+        entry,
+    )
 
 
 def _proxies(options: RemoteOptions, variables: Mapping[str, str]) -> Proxies:

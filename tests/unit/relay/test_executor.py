@@ -44,7 +44,7 @@ async def start(relay: FakeRelay, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         load: Callable[[], Load] = lambda: Load(0, 0, draining=False),
     ) -> RemoteExecutor:
         token = TokenSource("t", None)
-        identity = Identity(relay.url, ENVIRONMENT, KeyPair.generate(), token, None, pool)
+        identity = Identity(relay.url, ENVIRONMENT, KeyPair.generate(), token, None, pool=pool)
         remote = RemoteExecutor(identity, Echo, load=load, refused=refused)
         remote.start()
         started.append(remote)
