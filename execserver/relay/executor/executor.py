@@ -74,7 +74,7 @@ class RemoteExecutor:
         self._make_handler = make_handler
         self._may_open = may_open
         self._refused = refused
-        self._registry = RegistryClient(identity.base_url, identity.token)
+        self._registry = RegistryClient(identity.base_url, identity.token, proxies=identity.proxies)
         self._log = log.bind(registry=self._registry.shown, environment=identity.environment_id)
         self._logged = ""
         self._trace: dict[str, str] = {}
@@ -154,7 +154,12 @@ class RemoteExecutor:
             multiplexer = Multiplexer(admission, self._make_handler, self._may_open)
             try:
                 request_id = f"req_{secrets.token_hex(16)}"
-                await dial(answer.url, multiplexer, headers={"X-Request-ID": request_id, **self._trace})
+                await dial(
+                    answer.url,
+                    multiplexer,
+                    headers={"X-Request-ID": request_id, **self._trace},
+                    proxies=self._identity.proxies,
+                )
             except DialRefused as refused:
                 failures += 1
                 self._log_state("not connected", str(refused))
