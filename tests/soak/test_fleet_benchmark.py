@@ -46,9 +46,9 @@ def test_every_row_is_measured_on_every_path_in_a_quick_run(
 
 def test_ratios_and_added_times_are_those_within_rounds() -> None:
     time = relay_fleet.Result(Row("rtt", "a round trip", "µs"))
-    time.values.update(direct=[70, 140, 70], relayed=[270, 340, 270], fleet=[570, 640, 570])
+    time.values = {"direct": [70, 140, 70], "relayed": [270, 340, 270], "fleet": [570, 640, 570]}
     rate = relay_fleet.Result(Row("rate", "a rate", "MB/s", "higher"))
-    rate.values.update(direct=[400, 200], relayed=[200, 100], fleet=[100, 50])
+    rate.values = {"direct": [400, 200], "relayed": [200, 100], "fleet": [100, 50]}
 
     assert (time.added("relayed"), time.added("fleet")) == (200, 500)
     assert time.cells()[2:5] == ("70", "270 (+200)", "570 (+500)")
