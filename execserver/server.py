@@ -159,6 +159,7 @@ class Server:
         self._upgrading = False
         self._stop_received = False
         self._connections: set[Connection] = set()
+        self._sessions: SessionRegistry | None = None
         self._listeners: list[SocketListener] = []
         self._identity = identity
         self._remote: RemoteExecutor | None = None
@@ -170,6 +171,7 @@ class Server:
         recovery, recovered = self._take_over()
         executor = self._executor = self._make_executor(recovery)
         sessions = SessionRegistry(executor, self._config.session_ttl, self._config.max_session_ttl)
+        self._sessions = sessions
         if recovered is not None:
             takeover = Takeover(executor, self._sandboxes, recovered)
             sessions.inherit(takeover)
@@ -203,7 +205,7 @@ class Server:
         loop.call_later(WARM_UP_AFTER_SECONDS, run_in_background, self._sandboxes.warm_up)
         if self._remote is not None:
             self._remote.start()
-        self._channel.send({"type": "ready"})
+        self._channel.send({"type": "ready", "drainGraceSeconds": self._config.drain_grace})
         if self._hello.beat_seconds is not None:
             self._beat(self._hello.beat_seconds)
         log.info("ready", listeners=[listener.url for listener in self._hello.listeners])
@@ -274,6 +276,7 @@ class Server:
     def _make_gauges(self, executor: Executor, sessions: SessionRegistry) -> Gauges:
         return Gauges(
             stopping=lambda: self._stopping,
+            draining=lambda: sessions.draining,
             sessions=lambda: len(sessions),
             connections=lambda: len(self._connections),
             processes=lambda: executor.live,
@@ -359,10 +362,21 @@ class Server:
         elif message["type"] == "stop":
             self._stop_received = True
             self._stop_requested.set()
+        elif message["type"] == "drain":
+            self._drain(message["endsInMs"], active=message["active"])
         elif message["type"] == "reload" and not self._stopping:  # else the new server's ready answers it
             task = asyncio.get_running_loop().create_task(self._reload())
             self._reloads.add(task)
             task.add_done_callback(self._reloads.discard)
+
+    def _drain(self, ends_in_ms: int | None, *, active: bool) -> None:
+        # The registry is made, with the sessions of an earlier server, before the loop turns.
+        assert self._sessions is not None
+        if active:
+            report = lambda count: self._channel.send({"type": "sessions", "count": count})  # noqa: E731
+            self._sessions.drain(ends_in_ms, report)
+        else:
+            self._sessions.cancel_drain()
 
     def _beat(self, seconds: float) -> None:
         """Report to the watchdog that the loop turns."""
