@@ -50,6 +50,7 @@ from execserver.supervisor.server_channel import (
 from execserver.telemetry import logs, tracing
 from execserver.telemetry.definitions import Gauges
 from execserver.telemetry.logs import Logger
+from execserver.telemetry.measures import measures
 from execserver.transports.authentication import ConfigurationError, Credentials
 from execserver.transports.listener import SocketListener, serve_socket
 from execserver.transports.stdio import serve_stdio
@@ -254,24 +255,8 @@ class Server:
             self._config.limits,
             self._sandboxes,
             recovery,
-            self._make_spool(recovery),
+            _make_spool(self._config, self._host, recovery),
         )
-
-    def _make_spool(self, recovery: RecoveryState) -> Spool:
-        def tell(failing: bool, reason: str) -> None:
-            if failing:
-                log.warning("output is kept in memory: the disk takes none", reason=reason)
-            else:
-                log.info("output is kept on disk again")
-
-        folder: str | None = None
-        try:
-            configured = self._config.sandboxes.spool_dir
-            folder = f"{open_state_folder(configured, self._host.environment, os.geteuid())}/spool"
-        except StateFolderError as error:
-            log.warning("output is kept in memory", reason=str(error))
-        limits = SpoolLimits(disk=self._config.limits.spool_max_bytes)
-        return Spool(folder, limits, tell, recovery.small_files)
 
     def _make_gauges(self, executor: Executor, sessions: SessionRegistry) -> Gauges:
         return Gauges(
@@ -296,7 +281,7 @@ class Server:
             serve_stdio(*passed.stdio, connect, self._config.stdio_spin_us, lambda: not executor.live)
             return
         if passed.kind == "remote":
-            self._remote = self._make_remote(connect, executor)
+            self._remote = self._make_remote(connect, executor, gauges)
             return
         assert passed.socket is not None
         assert passed.kind != "stdio"
@@ -319,14 +304,19 @@ class Server:
             )
         )
 
-    def _make_remote(self, connect: Callable[[Channel], Connection], executor: Executor) -> RemoteExecutor:
-        from execserver.relay.executor.executor import RemoteExecutor
+    def _make_remote(
+        self, connect: Callable[[Channel], Connection], executor: Executor, gauges: Gauges
+    ) -> RemoteExecutor:
+        from execserver.relay.executor.executor import Load, RemoteExecutor
 
         assert self._identity is not None
         return RemoteExecutor(
             self._identity,
             connect,
             may_open=lambda: not (self._stopping or executor.reserved.uses),
+            load=lambda: Load(
+                gauges.sessions(), measures.sessions_opened, draining=self._stopping or gauges.draining()
+            ),
             refused=self._refused_remotely if self._config.remote_exit_on_refusal else None,
         )
 
@@ -481,6 +471,23 @@ class Server:
             if asyncio.get_running_loop().time() > deadline:
                 return
             await asyncio.sleep(0.005)
+
+
+def _make_spool(config: Settings, host: Host, recovery: RecoveryState) -> Spool:
+    def tell(failing: bool, reason: str) -> None:
+        if failing:
+            log.warning("output is kept in memory: the disk takes none", reason=reason)
+        else:
+            log.info("output is kept on disk again")
+
+    folder: str | None = None
+    try:
+        configured = config.sandboxes.spool_dir
+        folder = f"{open_state_folder(configured, host.environment, os.geteuid())}/spool"
+    except StateFolderError as error:
+        log.warning("output is kept in memory", reason=str(error))
+    limits = SpoolLimits(disk=config.limits.spool_max_bytes)
+    return Spool(folder, limits, tell, recovery.small_files)
 
 
 def _sweep_groups() -> None:

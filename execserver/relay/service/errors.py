@@ -1,7 +1,8 @@
 """Errors and request logs of the relay's HTTP side.
 
 Every request passes the `Guard`, which turns any exception into one form of error body and logs a line with
-peer, path and status. Queries, headers and bodies are never logged: they hold tickets and tokens.
+peer, path and status, and the ids of the trace that `traceparent` names. Queries, other headers and bodies
+are never logged: they hold tickets and tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from execprotocol.relay.contract import ContractError, error_body
+from execserver.relay.service.store import StoreUnavailable
 from execserver.relay.service.tokens import TokenRefused
+from execserver.telemetry import tracing
 from execserver.telemetry.logs import Logger
 from execserver.transports.local_peers import unix_peer
 
@@ -81,6 +84,10 @@ class Guard:
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            with tracing.named(request.headers):
+                return await answer(request, handler)
+
+        async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             began = time.monotonic()
             peer = peer_of(request)  # not known any more once the socket has ended
             refusal = None
@@ -94,8 +101,9 @@ class Guard:
                 refusal = _refusal_of(error, request)
                 self.refusals[str(refusal.status)] += 1
                 response = refusal.response()
-            # Monitors request pages all day.
-            write = log.debug if request.method == "GET" and response.status == 200 else log.info
+            # Monitors request pages all day, and executors of pools report their load.
+            is_routine = request.method == "GET" or request.rel_url.raw_path.endswith("/status")
+            write = log.debug if is_routine and response.status == 200 else log.info
             write(
                 "request",
                 method=request.method,
@@ -160,6 +168,8 @@ def _refusal_of(error: Exception, request: web.Request) -> HttpError:
         return HttpError(
             error.status, str(error), headers={"WWW-Authenticate": "Bearer"} if error.status == 401 else None
         )
+    if isinstance(error, StoreUnavailable):
+        return HttpError(503, str(error))
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return HttpError(413, "the body is longer than it may be")
     if isinstance(error, web.HTTPMethodNotAllowed):

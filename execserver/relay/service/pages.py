@@ -9,11 +9,14 @@ from collections.abc import Callable
 from aiohttp import hdrs, web
 
 from execserver.relay.service.errors import Guard, HttpError
-from execserver.relay.service.registry import RelayRegistry
+from execserver.relay.service.registry import EnvironmentState, RelayRegistry
 from execserver.relay.service.registry_http import RegistryHttp
 from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
-from execserver.telemetry.exposition import Number, Reading, Readings, RenderedPage, render
+from execserver.relay.service.store import ExecutorSocket
+from execserver.telemetry.definitions import distribution
+from execserver.telemetry.exposition import Labels, Number, Reading, Readings, RenderedPage, render
+from execserver.telemetry.measures import RequestCounts
 from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS, RelayDefinition, RelayNumbers
 
 
@@ -69,9 +72,10 @@ class MetricsReader:
             closed=counters.closed,
             pauses={"helped": counters.holds - counters.failed_holds, "failed": counters.failed_holds},
             registrations=self._outcomes("register", ("accepted", "conflict")),
-            introductions=self._outcomes("connect", ("accepted", "offline")),
+            introductions=self._outcomes("connect", ("accepted", "offline", "full")),
             validations=self._outcomes("validate", ("valid", "invalid")),
             refusals=dict(self._guard.refusals),
+            pool_waiting=self._registry.pools.waiting(),
         )
 
     def _outcomes(self, request: str, outcomes: tuple[str, ...]) -> dict[str, int]:
@@ -85,7 +89,7 @@ class Pages:
         registry: for registered environments.
         rendezvous: for their streams.
         metrics: reads the metrics.
-        is_draining: whether the relay is draining.
+        fault: why the relay admits no peers now; empty: it does.
     """
 
     def __init__(
@@ -93,12 +97,12 @@ class Pages:
         registry: RelayRegistry,
         rendezvous: Rendezvous,
         metrics: MetricsReader,
-        is_draining: Callable[[], bool],
+        fault: Callable[[], str],
     ) -> None:
         self._registry = registry
         self._rendezvous = rendezvous
         self._metrics = metrics
-        self._is_draining = is_draining
+        self._fault = fault
 
     def public(self, prefix: str) -> list[web.RouteDef]:
         """The routes for the listener of the peers, below a prefix."""
@@ -118,25 +122,33 @@ class Pages:
 
     async def readyz(self, _request: web.Request) -> web.Response:
         """Answer 200 while peers are admitted."""
-        if self._is_draining():
-            raise HttpError(503, "the relay is about to end")
+        if fault := self._fault():
+            raise HttpError(503, fault)
         return web.Response(text="ready\n")
 
     async def environments(self, _request: web.Request) -> web.Response:
         """The environments with a connected executor, as JSON."""
-        rows = [
-            {
-                "environment": state.environment_id,
-                "seconds": round(state.seconds, 3),
-                "streams": self._rendezvous.streams_of(state.registration_id),
-                "clients": self._rendezvous.harnesses_of(state.registration_id),
-                "registration": state.registration_id,
-                "key": state.fingerprint,
-            }
-            for state in self._registry.environments()
-            if state.online
-        ]
-        return web.json_response(rows)
+        states = self._registry.environments()
+        return web.json_response([self._row(each, each.socket) for each in states if each.socket is not None])
+
+    def _row(self, state: EnvironmentState, socket: ExecutorSocket) -> dict[str, object]:
+        """One environment; None for what this relay does not know."""
+        is_here, member, status = socket.node == self._registry.node, state.member, state.status
+        return {
+            "environment": state.environment_id,
+            "seconds": round(state.seconds, 3),
+            "streams": self._rendezvous.streams_of(socket.address) if is_here else None,
+            "clients": self._rendezvous.harnesses_of(socket.address) if is_here else None,
+            "pool": member.pool if member is not None else None,
+            "labels": dict(member.labels) if member is not None else None,
+            "capacity": member.capacity if member is not None else None,
+            "version": member.version if member is not None else None,
+            "sessions": status.sessions if status is not None else None,
+            "draining": status.draining if status is not None else None,
+            "node": socket.node,
+            "registration": state.registration_id,
+            "key": state.fingerprint,
+        }
 
     async def metrics(self, request: web.Request) -> web.Response:
         """The metrics page."""
@@ -159,5 +171,9 @@ def metrics_page(numbers: RelayNumbers, accept: str) -> RenderedPage:
 def _values(definition: RelayDefinition, numbers: RelayNumbers) -> list[Reading]:
     found = getattr(numbers, definition.number)
     if isinstance(found, dict):
-        return [Number((key,), value) for key, value in found.items()]
-    return [Number((), found)]
+        return [_reading((key,) if isinstance(key, str) else key, value) for key, value in found.items()]
+    return [] if found is None else [Number((), found)]
+
+
+def _reading(labels: Labels, value: float | RequestCounts) -> Reading:
+    return distribution(labels, value) if isinstance(value, RequestCounts) else Number(labels, value)
