@@ -176,8 +176,8 @@ def control_sockets(environment: Mapping[str, str]) -> tuple[Sequence[str], Sequ
 
 def _fault(connection: socket.socket) -> str | None:
     """Why a peer may not control the service; None if it may."""
-    # Here, because few daemons are controlled. It imports the standard library only.
-    from execserver.transports.local_peers import unix_peer
+    # Here, because few daemons are controlled.
+    from execserver.local_peers import unix_peer
 
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     if os.geteuid() != 0 == _CREDENTIALS.unpack(credentials)[1]:
