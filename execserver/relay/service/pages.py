@@ -51,7 +51,7 @@ class MetricsReader:
 
     def numbers(self) -> RelayNumbers:
         """The current values."""
-        counters = self._rendezvous.counters
+        counters, pools = self._rendezvous.counters, self._registry.pools.totals()
         queues = {
             "executor": [peer.queued for peer in self._rendezvous_http.executors],
             "client": [peer.queued for peer in self._rendezvous_http.harnesses.values()],
@@ -76,6 +76,13 @@ class MetricsReader:
             introductions=self._outcomes("connect", ("accepted", "offline", "full")),
             validations=self._outcomes("validate", ("valid", "invalid")),
             refusals=dict(self._guard.refusals),
+            pool_executors={
+                (pool, state): count
+                for pool, each in pools.items()
+                for state, count in (("online", each.online), ("draining", each.draining))
+            },
+            pool_sessions={pool: each.sessions for pool, each in pools.items()},
+            pool_capacity={pool: each.capacity for pool, each in pools.items()},
             pool_waiting=self._registry.pools.waiting(),
         )
         _count_pools(numbers, states)
