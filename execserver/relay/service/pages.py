@@ -30,6 +30,7 @@ class MetricsReader:
         rendezvous_http: for sockets and their queues.
         guard: for refused requests.
         is_draining: whether the relay is draining.
+        add_fleet: adds the numbers of the relay's share in a fleet; None: it has none.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class MetricsReader:
         rendezvous_http: RendezvousHttp,
         guard: Guard,
         is_draining: Callable[[], bool],
+        add_fleet: Callable[[RelayNumbers], None] | None = None,
     ) -> None:
         self._registry = registry
         self._registry_http = registry_http
@@ -47,6 +49,7 @@ class MetricsReader:
         self._rendezvous_http = rendezvous_http
         self._guard = guard
         self._is_draining = is_draining
+        self._add_fleet = add_fleet
         self._began = time.monotonic()
 
     def numbers(self) -> RelayNumbers:
@@ -79,6 +82,8 @@ class MetricsReader:
             pool_waiting=self._registry.pools.waiting(),
         )
         _count_pools(numbers, states)
+        if self._add_fleet is not None:
+            self._add_fleet(numbers)
         return numbers
 
     def _outcomes(self, request: str, outcomes: tuple[str, ...]) -> dict[str, int]:
