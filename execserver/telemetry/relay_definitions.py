@@ -187,7 +187,7 @@ RELAY_DEFINITIONS: tuple[RelayDefinition, ...] = (
     RelayDefinition(
         "execserver_relay_nats_reconnects_total",
         "counter",
-        "Connections to NATS after the first.",
+        "Times that a lost connection to NATS was restored.",
         "nats_reconnects",
     ),
     RelayDefinition(
@@ -228,14 +228,14 @@ RELAY_DEFINITIONS: tuple[RelayDefinition, ...] = (
     RelayDefinition(
         "execserver_relay_store_errors_total",
         "counter",
-        "Operations of the store that NATS did not carry out, by operation.",
+        "Requests of the buckets of NATS that failed, by operation: `read`, `write`, or `check`.",
         "store_errors",
         ("operation",),
     ),
     RelayDefinition(
         "execserver_relay_store_duration_seconds",
         "histogram",
-        "How long operations of the store took, those that failed included.",
+        "How long requests of the buckets took, with their repetitions, those that failed included.",
         "store_operations",
         ("operation",),
     ),

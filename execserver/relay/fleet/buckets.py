@@ -21,7 +21,7 @@ import nats.js.errors
 from nats.js import JetStreamContext, api
 from nats.js.kv import KV_DEL, KV_OP, KV_PURGE, MSG_ROLLUP_SUBJECT, KeyValue
 
-from execserver.relay.fleet.connection import NatsConnection, end_task
+from execserver.relay.fleet.connection import NatsConnection, Operation, end_task
 from execserver.relay.service.store import Outdated, StoreUnavailable
 from execserver.telemetry.logs import Logger
 
@@ -116,7 +116,7 @@ class Bucket:
 
     async def info(self, seconds: float = ATTEMPT_SECONDS) -> api.StreamInfo:
         """What its leader says of it. Raises as `get`."""
-        return await self._repeat(lambda: self.context.stream_info(self.stream), seconds)
+        return await self._repeat("check", lambda: self.context.stream_info(self.stream), seconds)
 
     async def get(self, key: str, seconds: float = ELECTION_SECONDS) -> Value | None:
         """The newest value of a key; None if there is none.
@@ -180,6 +180,7 @@ class Bucket:
             headers[api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE] = str(revision)
         subject = f"$KV.{self.name}.{key}"
         answer = await self._repeat(
+            "write",
             lambda: self.context.publish(subject, data, headers=dict(headers), msg_ttl=marker_seconds),
             seconds,
         )
@@ -189,7 +190,7 @@ class Bucket:
         subject = f"$KV.{self.name}.{key}"
         try:
             return await self._repeat(
-                lambda: self.context.get_msg(self.stream, subject=subject, direct=False), seconds
+                "read", lambda: self.context.get_msg(self.stream, subject=subject, direct=False), seconds
             )
         except _KeyMissing:
             return None
@@ -222,13 +223,25 @@ class Bucket:
             log.info("bucket created", bucket=self.name, replicas=count)
             return
 
-    async def _repeat(self, request: Callable[[], Awaitable[_Answer]], seconds: float) -> _Answer:
-        """Make a request again while no server answers.
+    async def _repeat(
+        self, operation: Operation, request: Callable[[], Awaitable[_Answer]], seconds: float
+    ) -> _Answer:
+        """Make a request again while no server answers, and count it.
 
         Raises:
             Outdated: the key has another revision.
             StoreUnavailable: no server answered in time, or one refused.
         """
+        began, code = time.monotonic(), 0
+        try:
+            return await self._attempts(request, seconds)
+        except StoreUnavailable as error:
+            code = int(not isinstance(error, BucketMissing))  # as at the first start of a fleet
+            raise
+        finally:
+            self._connection.operations[operation].add(time.monotonic() - began, code)
+
+    async def _attempts(self, request: Callable[[], Awaitable[_Answer]], seconds: float) -> _Answer:
         deadline = time.monotonic() + seconds
         while True:
             try:

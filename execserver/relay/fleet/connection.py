@@ -13,7 +13,7 @@ import base64
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import nats.errors
 import nkeys
@@ -22,6 +22,7 @@ from nats.aio.client import Client
 from execprotocol.relay.frames import MAX_FRAME_BYTES
 from execserver.relay.service.settings import NatsSettings, RelaySettingsError
 from execserver.telemetry.logs import Logger
+from execserver.telemetry.measures import RequestCounts
 
 MIN_PAYLOAD_BYTES = MAX_FRAME_BYTES + (16 << 10)
 """The least `max_payload` of a server: one frame with its addresses. NATS has 1 MiB unless it is set."""
@@ -34,6 +35,10 @@ CONNECT_SECONDS, RECONNECT_SECONDS = 2, 0.25
 
 PING_SECONDS, PINGS = 1, 2
 """A server that leaves so many pings unanswered, one each so many seconds, is given up."""
+
+Operation = Literal["read", "write", "check"]
+OPERATIONS: tuple[Operation, ...] = ("read", "write", "check")
+"""Kinds of requests of buckets: of a key, a change of one, and about the bucket itself."""
 
 log = Logger()
 
@@ -79,6 +84,8 @@ class NatsConnection:
         self._credentials = _credentials(settings.credentials, self._check_tls)
         self.client = Client()
         self.reconnects = 0
+        self.operations: dict[str, RequestCounts] = {each: RequestCounts() for each in OPERATIONS}
+        """The requests of buckets, by kind. The code is 1 for those that failed."""
         self.closed = asyncio.Event()
         """Set when the servers ended the connection for good, for example because credentials expired."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 from execserver.relay.fleet.bus import NatsBus
@@ -17,6 +18,7 @@ from execserver.relay.fleet.tokens import FleetTokens
 from execserver.relay.service.settings import NatsSettings
 from execserver.relay.service.store import StoreUnavailable
 from execserver.telemetry.logs import Logger
+from execserver.telemetry.relay_definitions import RelayNumbers
 
 FIRST_SECONDS = 3.0
 """How long the servers may take at the start, before the relay listens without them."""
@@ -53,6 +55,21 @@ class Fleet:
     def fault(self) -> str:
         """Why the relay cannot admit peers now; empty if it can."""
         return self.connection.fault or self.store.fault or self.bus.fault
+
+    def count(self, numbers: RelayNumbers) -> None:
+        """Add the numbers of the fleet for the metrics."""
+        bus, links, written = self.bus, self.bus.links, self.store.written
+        numbers.fleet_nodes = len(links.nodes) + 1
+        numbers.nats_connected = int(self.connection.is_connected)
+        numbers.nats_reconnects = self.connection.reconnects
+        numbers.bus_frames, numbers.bus_bytes = bus.messages, bus.bytes
+        numbers.bus_queued_bytes = links.queued
+        numbers.bus_undecodable = bus.undecodable
+        numbers.link_ends = links.ended
+        operations = self.connection.operations
+        numbers.store_operations = operations
+        numbers.store_errors = {each: counts.codes.get(1, 0) for each, counts in operations.items()}
+        numbers.health_write_age_seconds = None if written is None else time.monotonic() - written
 
     async def reach(self) -> None:
         """Try to connect for the first time; returns also if no server answers yet.

@@ -84,6 +84,8 @@ class NatsStore:
 
         self.fault = "the store is not connected yet"
         """Why nothing can be kept now; empty if everything can."""
+        self.written: float | None = None
+        """When this relay last wrote its own record, on the monotonic clock; None: never."""
         self._environments = bucket("environments")
         self._grants = bucket("grants", memory=True, seconds=GRANT_SECONDS)
         self._status = bucket("status", memory=True, seconds=STATUS_SECONDS)
@@ -238,6 +240,7 @@ class NatsStore:
         """
         record = msgspec.json.encode(self._record)
         await self._nodes.put(self._record.node, record, None, PATIENCE_SECONDS)
+        self.written = time.monotonic()
         await self._grants.info(PATIENCE_SECONDS)
         for mirror in self._mirrors:
             await mirror.check(PATIENCE_SECONDS)

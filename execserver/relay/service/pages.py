@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from aiohttp import hdrs, web
 
@@ -30,6 +30,7 @@ class MetricsReader:
         rendezvous_http: for sockets and their queues.
         guard: for refused requests.
         is_draining: whether the relay is draining.
+        count_fleet: adds the numbers of a fleet; None: the relay is in none.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class MetricsReader:
         rendezvous_http: RendezvousHttp,
         guard: Guard,
         is_draining: Callable[[], bool],
+        count_fleet: Callable[[RelayNumbers], None] | None = None,
     ) -> None:
         self._registry = registry
         self._registry_http = registry_http
@@ -47,6 +49,7 @@ class MetricsReader:
         self._rendezvous_http = rendezvous_http
         self._guard = guard
         self._is_draining = is_draining
+        self._count_fleet = count_fleet
         self._began = time.monotonic()
 
     def numbers(self) -> RelayNumbers:
@@ -56,11 +59,10 @@ class MetricsReader:
             "executor": [peer.queued for peer in self._rendezvous_http.executors],
             "client": [peer.queued for peer in self._rendezvous_http.harnesses.values()],
         }
-        states = self._registry.environments()
         numbers = RelayNumbers(
             uptime_seconds=time.monotonic() - self._began,
             draining=int(self._is_draining()),
-            environments=len(states),
+            environments=len(self._registry.environments()),
             environments_online=self._registry.online,
             clients=counters.harnesses,
             streams=counters.streams,
@@ -85,7 +87,8 @@ class MetricsReader:
             pool_capacity={pool: each.capacity for pool, each in pools.items()},
             pool_waiting=self._registry.pools.waiting(),
         )
-        _count_pools(numbers, states)
+        if self._count_fleet is not None:
+            self._count_fleet(numbers)
         return numbers
 
     def _outcomes(self, request: str, outcomes: tuple[str, ...]) -> dict[str, int]:
@@ -176,26 +179,6 @@ def metrics_page(numbers: RelayNumbers, accept: str) -> RenderedPage:
         accept: the header of the request.
     """
     return render([Readings(each, _values(each, numbers)) for each in RELAY_DEFINITIONS], accept)
-
-
-def _count_pools(numbers: RelayNumbers, states: Sequence[EnvironmentState]) -> None:
-    """Add what members of pools said of themselves. A pool whose members are all offline is shown, too."""
-    executors, sessions, capacity = numbers.pool_executors, numbers.pool_sessions, numbers.pool_capacity
-    for state in states:
-        member, status = state.member, state.status
-        if member is None:
-            continue
-        pool, draining = member.pool, status is not None and status.draining
-        for shown in ("online", "draining"):
-            executors.setdefault((pool, shown), 0)
-        sessions.setdefault(pool, 0)
-        if member.capacity is not None:
-            capacity.setdefault(pool, 0)
-        if state.online:
-            executors[pool, "draining" if draining else "online"] += 1
-            sessions[pool] += status.sessions if status is not None else 0
-            if member.capacity is not None and not draining:
-                capacity[pool] += member.capacity
 
 
 def _values(definition: RelayDefinition, numbers: RelayNumbers) -> list[Reading]:
