@@ -36,7 +36,7 @@ class RelayNumbers:
     introductions: dict[str, int] = field(default_factory=dict)
     validations: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
-    # Of a fleet. Its code fills them in (`FleetSource`).
+    # Of a fleet (`Fleet.add_numbers`).
     fleet_nodes: int | None = None
     nats_connected: int | None = None
     nats_reconnects: int | None = None
@@ -228,14 +228,14 @@ RELAY_DEFINITIONS: tuple[RelayDefinition, ...] = (
     RelayDefinition(
         "execserver_relay_store_errors_total",
         "counter",
-        "Requests of the buckets of NATS that failed, by operation: `read`, `write`, or `check`.",
+        "Operations of the store that NATS did not carry out, by operation.",
         "store_errors",
         ("operation",),
     ),
     RelayDefinition(
         "execserver_relay_store_duration_seconds",
         "histogram",
-        "How long requests of the buckets took, with their repetitions, those that failed included.",
+        "How long operations of the store took, those that failed included.",
         "store_operations",
         ("operation",),
     ),

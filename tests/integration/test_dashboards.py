@@ -239,6 +239,6 @@ def test_a_relay_of_a_fleet_has_each_series_of_its_dashboard(tmp_path: Path) -> 
         frames = samples[f'execserver_relay_bus_frames_total{{direction="{direction}"}}']
         assert frames > 2
         assert samples[f'execserver_relay_bus_bytes_total{{direction="{direction}"}}'] > frames
-    assert samples['execserver_relay_store_duration_seconds_count{operation="write"}'] > 0
-    assert samples['execserver_relay_store_errors_total{operation="write"}'] == 0
+    assert samples['execserver_relay_store_duration_seconds_count{operation="grant"}'] > 0
+    assert samples['execserver_relay_store_errors_total{operation="grant"}'] == 0
     assert samples["execserver_relay_health_write_age_seconds"] < 6

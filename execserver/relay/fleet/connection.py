@@ -13,7 +13,7 @@ import base64
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import nats.errors
 import nkeys
@@ -22,7 +22,6 @@ from nats.aio.client import Client
 from execprotocol.relay.frames import MAX_FRAME_BYTES
 from execserver.relay.service.settings import NatsSettings, RelaySettingsError
 from execserver.telemetry.logs import Logger
-from execserver.telemetry.measures import RequestCounts
 
 MIN_PAYLOAD_BYTES = MAX_FRAME_BYTES + (16 << 10)
 """The least `max_payload` of a server: one frame with its addresses. NATS has 1 MiB unless it is set."""
@@ -35,10 +34,6 @@ CONNECT_SECONDS, RECONNECT_SECONDS = 2, 0.25
 
 PING_SECONDS, PINGS = 1, 2
 """A server that leaves so many pings unanswered, one each so many seconds, is given up."""
-
-Operation = Literal["read", "write", "check"]
-OPERATIONS: tuple[Operation, ...] = ("read", "write", "check")
-"""Kinds of requests of buckets: of a key, a change of one, and about the bucket itself."""
 
 log = Logger()
 
@@ -76,6 +71,7 @@ class NatsConnection:
         self._settings = settings
         self._name = name
         self._last_error = ""
+        self._reported: set[str] = set()  # errors of the current outage
         self._refused: asyncio.Future[None] | None = None  # while the first connection is made
         self._closing = False
         self._tls = _tls_context(settings)
@@ -84,8 +80,6 @@ class NatsConnection:
         self._credentials = _credentials(settings.credentials, self._check_tls)
         self.client = Client()
         self.reconnects = 0
-        self.operations: dict[str, RequestCounts] = {each: RequestCounts() for each in OPERATIONS}
-        """The requests of buckets, by kind. The code is 1 for those that failed."""
         self.closed = asyncio.Event()
         """Set when the servers ended the connection for good, for example because credentials expired."""
 
@@ -196,8 +190,9 @@ class NatsConnection:
         fatal = _refusal(error, self._settings)
         if fatal is not None and self._refused is not None and not self._refused.done():
             self._refused.set_exception(fatal)
-        if text != self._last_error:
-            self._last_error = text
+        self._last_error = text
+        if text not in self._reported:
+            self._reported.add(text)
             log.warning("error of the connection to NATS", error=text)
 
     async def _lost(self) -> None:
@@ -206,6 +201,7 @@ class NatsConnection:
 
     async def _restored(self) -> None:
         self._last_error = ""
+        self._reported.clear()
         self.reconnects += 1
         try:
             self._check_tls()

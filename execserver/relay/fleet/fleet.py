@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 
 from execserver.relay.fleet.bus import NatsBus
@@ -56,20 +55,18 @@ class Fleet:
         """Why the relay cannot admit peers now; empty if it can."""
         return self.connection.fault or self.store.fault or self.bus.fault
 
-    def count(self, numbers: RelayNumbers) -> None:
-        """Add the numbers of the fleet for the metrics."""
-        bus, links, written = self.bus, self.bus.links, self.store.written
+    def add_numbers(self, numbers: RelayNumbers) -> None:
+        """Add what the metrics show of this share, at one moment."""
+        bus, links, store = self.bus, self.bus.links, self.store
         numbers.fleet_nodes = len(links.nodes) + 1
         numbers.nats_connected = int(self.connection.is_connected)
         numbers.nats_reconnects = self.connection.reconnects
-        numbers.bus_frames, numbers.bus_bytes = bus.messages, bus.bytes
-        numbers.bus_queued_bytes = links.queued
-        numbers.bus_undecodable = bus.undecodable
-        numbers.link_ends = links.ended
-        operations = self.connection.operations
-        numbers.store_operations = operations
-        numbers.store_errors = {each: counts.codes.get(1, 0) for each, counts in operations.items()}
-        numbers.health_write_age_seconds = None if written is None else time.monotonic() - written
+        numbers.bus_frames, numbers.bus_bytes = dict(bus.messages), dict(bus.bytes)
+        numbers.bus_queued_bytes, numbers.bus_undecodable = links.queued, bus.undecodable
+        numbers.link_ends = dict(links.ended)
+        numbers.store_operations = store.operations
+        numbers.store_errors = {name: each.codes.get(1, 0) for name, each in store.operations.items()}
+        numbers.health_write_age_seconds = store.health_age
 
     async def reach(self) -> None:
         """Try to connect for the first time; returns also if no server answers yet.

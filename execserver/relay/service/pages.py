@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aiohttp import hdrs, web
 
@@ -30,7 +30,7 @@ class MetricsReader:
         rendezvous_http: for sockets and their queues.
         guard: for refused requests.
         is_draining: whether the relay is draining.
-        count_fleet: adds the numbers of a fleet; None: the relay is in none.
+        add_fleet: adds the numbers of the relay's share in a fleet; None: it has none.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class MetricsReader:
         rendezvous_http: RendezvousHttp,
         guard: Guard,
         is_draining: Callable[[], bool],
-        count_fleet: Callable[[RelayNumbers], None] | None = None,
+        add_fleet: Callable[[RelayNumbers], None] | None = None,
     ) -> None:
         self._registry = registry
         self._registry_http = registry_http
@@ -49,20 +49,21 @@ class MetricsReader:
         self._rendezvous_http = rendezvous_http
         self._guard = guard
         self._is_draining = is_draining
-        self._count_fleet = count_fleet
+        self._add_fleet = add_fleet
         self._began = time.monotonic()
 
     def numbers(self) -> RelayNumbers:
         """The current values."""
-        counters, pools = self._rendezvous.counters, self._registry.pools.totals()
+        counters = self._rendezvous.counters
         queues = {
             "executor": [peer.queued for peer in self._rendezvous_http.executors],
             "client": [peer.queued for peer in self._rendezvous_http.harnesses.values()],
         }
+        states = self._registry.environments()
         numbers = RelayNumbers(
             uptime_seconds=time.monotonic() - self._began,
             draining=int(self._is_draining()),
-            environments=len(self._registry.environments()),
+            environments=len(states),
             environments_online=self._registry.online,
             clients=counters.harnesses,
             streams=counters.streams,
@@ -78,17 +79,11 @@ class MetricsReader:
             introductions=self._outcomes("connect", ("accepted", "offline", "full")),
             validations=self._outcomes("validate", ("valid", "invalid")),
             refusals=dict(self._guard.refusals),
-            pool_executors={
-                (pool, state): count
-                for pool, each in pools.items()
-                for state, count in (("online", each.online), ("draining", each.draining))
-            },
-            pool_sessions={pool: each.sessions for pool, each in pools.items()},
-            pool_capacity={pool: each.capacity for pool, each in pools.items()},
             pool_waiting=self._registry.pools.waiting(),
         )
-        if self._count_fleet is not None:
-            self._count_fleet(numbers)
+        _count_pools(numbers, states)
+        if self._add_fleet is not None:
+            self._add_fleet(numbers)
         return numbers
 
     def _outcomes(self, request: str, outcomes: tuple[str, ...]) -> dict[str, int]:
@@ -179,6 +174,26 @@ def metrics_page(numbers: RelayNumbers, accept: str) -> RenderedPage:
         accept: the header of the request.
     """
     return render([Readings(each, _values(each, numbers)) for each in RELAY_DEFINITIONS], accept)
+
+
+def _count_pools(numbers: RelayNumbers, states: Sequence[EnvironmentState]) -> None:
+    """Add what members of pools said of themselves. A pool whose members are all offline is shown, too."""
+    executors, sessions, capacity = numbers.pool_executors, numbers.pool_sessions, numbers.pool_capacity
+    for state in states:
+        member, status = state.member, state.status
+        if member is None:
+            continue
+        pool, draining = member.pool, status is not None and status.draining
+        for shown in ("online", "draining"):
+            executors.setdefault((pool, shown), 0)
+        sessions.setdefault(pool, 0)
+        if member.capacity is not None:
+            capacity.setdefault(pool, 0)
+        if state.online:
+            executors[pool, "draining" if draining else "online"] += 1
+            sessions[pool] += status.sessions if status is not None else 0
+            if member.capacity is not None and not draining:
+                capacity[pool] += member.capacity
 
 
 def _values(definition: RelayDefinition, numbers: RelayNumbers) -> list[Reading]:

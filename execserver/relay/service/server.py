@@ -199,7 +199,7 @@ class RelayServer:
             self._sockets,
             self._guard,
             self._is_draining,
-            None if self._fleet is None else self._fleet.count,
+            self._fleet.add_numbers if self._fleet is not None else None,
         )
         pages = Pages(self._registry, self._rendezvous, metrics, self._fault)
         try:
