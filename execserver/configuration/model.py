@@ -295,8 +295,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     label: Annotated[
         tuple[str, ...],
         _option(
-            "with pool: a property that clients can ask for, NAME=VALUE or NAME, of letters, digits, -, _ "
-            "and .",
+            "with pool: a property that clients can ask for, NAME=VALUE or NAME",
             group=REMOTE,
             metavar="NAME[=VALUE]",
             check=_labels,

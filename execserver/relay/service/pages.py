@@ -54,7 +54,7 @@ class MetricsReader:
 
     def numbers(self) -> RelayNumbers:
         """The current values."""
-        counters, pools = self._rendezvous.counters, self._registry.pools.totals()
+        counters = self._rendezvous.counters
         queues = {
             "executor": [peer.queued for peer in self._rendezvous_http.executors],
             "client": [peer.queued for peer in self._rendezvous_http.harnesses.values()],
@@ -79,13 +79,6 @@ class MetricsReader:
             introductions=self._outcomes("connect", ("accepted", "offline", "full")),
             validations=self._outcomes("validate", ("valid", "invalid")),
             refusals=dict(self._guard.refusals),
-            pool_executors={
-                (pool, state): count
-                for pool, each in pools.items()
-                for state, count in (("online", each.online), ("draining", each.draining))
-            },
-            pool_sessions={pool: each.sessions for pool, each in pools.items()},
-            pool_capacity={pool: each.capacity for pool, each in pools.items()},
             pool_waiting=self._registry.pools.waiting(),
         )
         _count_pools(numbers, states)
