@@ -30,7 +30,9 @@ from typing import Any, Self
 from tests.container.container import Container, NoNamespacesError
 from tests.deploy.manifests import ROOT, Object, pod_of
 
-NETWORK = ipaddress.ip_network("10.244.0.0/24")
+NODES = tuple(ipaddress.IPv4Network("10.244.0.0/16").subnets(new_prefix=24))
+"""The network of all pods: of each node a part. A pod prefers a service's pods of its own node, whose
+addresses have more in common with its own (RFC 6724)."""
 Files = Mapping[str, Mapping[str, bytes]]
 
 _CLUSTER = """
@@ -71,13 +73,13 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._addresses = NETWORK.hosts()
+        self._addresses = [node.hosts() for node in NODES[:3]]
         self.hosts: dict[str, list[str]] = {}
         """The names that new pods know, and their addresses."""
         self.pods: dict[str, Pod] = {}
         self._process = subprocess.Popen(
             ["unshare", "--net", "--mount", "--propagation", "private", "sh", "-c", _CLUSTER, "cluster",
-             f"{next(self._addresses)}/{NETWORK.prefixlen}"],
+             f"{next(self._addresses[0])}/16"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self._process.stdout is not None
@@ -94,10 +96,10 @@ class Cluster:
             [*self.enter, *command], capture_output=True, text=True, timeout=60, check=False
         )
 
-    def address(self, name: str) -> str:
-        """An address for a pod, and its network namespace."""
-        address = str(next(self._addresses))
-        made = self.run("sh", "-c", _NETWORK, "network", name, f"{address}/{NETWORK.prefixlen}")
+    def address(self, name: str, node: int = 0) -> str:
+        """An address for a pod of a node, 0 to 2, and its network namespace."""
+        address = str(next(self._addresses[node]))
+        made = self.run("sh", "-c", _NETWORK, "network", name, f"{address}/16")
         assert made.returncode == 0, made.stderr
         return address
 
@@ -296,7 +298,7 @@ class Pod:
     def _image(self, volumes: dict[str, Path]) -> Path:
         """The root: folders of this machine, those that the image makes for its user, and the checkout.
 
-        More volumes are added: files of `/etc`, shared memory, and the checkout, which another may hide.
+        More volumes are added: shared memory, and the checkout, which another volume may hide.
         """
         root = self._folder / "root"
         root.mkdir()
@@ -324,29 +326,20 @@ class Pod:
         shared.mkdir()
         shared.chmod(0o1777)
         volumes["/dev/shm"] = shared
-        lines = [
-            "127.0.0.1 localhost",
-            *(f"{ip} {name}" for name, ips in self._cluster.hosts.items() for ip in ips),
-        ]
-        for name, line in (
-            ("hosts", "\n".join(lines)),
-            ("passwd", Path("/etc/passwd").read_text() + self._account),
-        ):
-            (self._folder / name).write_text(f"{line}\n")
-            (root / "etc" / name).touch()
-            volumes[f"/etc/{name}"] = self._folder / name
+        hosts = [("127.0.0.1", "localhost")]
+        hosts += [(address, name) for name, them in self._cluster.hosts.items() for address in them]
+        (root / "etc/hosts").write_text("".join(f"{address} {name}\n" for address, name in hosts))
+        (root / "etc/host.conf").write_text("multi on\n")  # all addresses of a name
+        account = f"agent:x:{self._user}:{self._groups[0]}::/home/agent:/bin/bash\n"
+        (root / "etc/passwd").write_text(Path("/etc/passwd").read_text() + account)
         for path in (ROOT, Path(sys.base_prefix)):
             if path.parts[1] not in _IMAGE_FOLDERS:
                 self._place(root, volumes, str(path)).mkdir(parents=True)
                 volumes[str(path)] = path
         for target in volumes:
-            if not target.startswith(("/dev/", "/etc/hosts", "/etc/passwd", str(ROOT))):
+            if not target.startswith(("/dev/", str(ROOT))):
                 self._place(root, {}, target).mkdir(parents=True, exist_ok=True)
         return root
-
-    @property
-    def _account(self) -> str:
-        return f"agent:x:{self._user}:{self._groups[0]}::/home/agent:/bin/bash"
 
     @staticmethod
     def _place(root: Path, volumes: Mapping[str, Path], target: str) -> Path:

@@ -29,7 +29,7 @@ def test_the_relay_s_flags_exist() -> None:
 
 
 def test_the_executor_s_flags_and_settings_exist(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("a token of an executor")
+    (tmp_path / "token").write_text("a-token-of-an-executor")
     (tmp_path / "token").chmod(0o600)
     (container,) = containers(named(OBJECTS, "Deployment", "executor"))
     assert container["args"][0] == "serve"

@@ -39,28 +39,24 @@ class Fleet:
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster = cluster
         self._files = files_of(folder / "certificates")
-        nats = [f"nats-{number}" for number in range(3)]
-        for name in nats:
-            cluster.hosts[f"{name}.nats"] = [cluster.address(name)]
-        self.nats = [self.start("StatefulSet", "nats", name) for name in nats]
-        self.relays = [self.start("Deployment", "relay", name) for name in ("relay-0", "relay-1")]
+        for number in range(3):
+            cluster.hosts[f"nats-{number}.nats"] = [cluster.address(f"nats-{number}", number)]
+        self.nats = [self.start("StatefulSet", "nats", f"nats-{number}", number) for number in range(3)]
+        self.relays = [self.start("Deployment", "relay", f"relay-{number}", number) for number in (1, 2)]
         cluster.wait_ready(*self.nats, *self.relays)
-        addresses = [relay.address for relay in self.relays]
-        cluster.hosts[RELAY_HOST] = addresses
+        cluster.hosts[RELAY_HOST] = [relay.address for relay in self.relays]
         self._files["executor-token"] = {"token": self.token("executor")}
         self._files["client-token"] = {"token": self.token("client")}
-        self.executor = self.start("Deployment", "executor", "executor-0")
+        self.executor = self.start("Deployment", "executor", "executor-0", 1)
         cluster.wait_ready(self.executor)
-        # The client tries the relays in the other order, so that it has another one than the executor.
-        cluster.hosts[RELAY_HOST] = addresses[::-1]
-        self.client = self._start(client_of(named(OBJECTS, "Deployment", "executor")), "client")
+        self.client = self._start(client_of(named(OBJECTS, "Deployment", "executor")), "client", 2)
 
-    def start(self, kind: str, workload: str, name: str) -> Pod:
-        """Start a pod of a workload of the manifests."""
-        return self._start(named(OBJECTS, kind, workload), name)
+    def start(self, kind: str, workload: str, name: str, node: int) -> Pod:
+        """Start a pod of a workload of the manifests, on a node: executor and client use its relay."""
+        return self._start(named(OBJECTS, kind, workload), name, node)
 
-    def _start(self, workload: Object, name: str) -> Pod:
-        (address,) = self.cluster.hosts.get(f"{name}.nats") or [self.cluster.address(name)]
+    def _start(self, workload: Object, name: str, node: int) -> Pod:
+        (address,) = self.cluster.hosts.get(f"{name}.nats") or [self.cluster.address(name, node)]
         return self.cluster.start(workload, name, address, self._files, HERE)
 
     def relay(self, *arguments: str) -> str:
@@ -144,6 +140,8 @@ def test_a_client_runs_a_command_in_the_executor(fleet: Fleet) -> None:
     assert fleet.run("echo $HOSTNAME; id -u; pwd; grep ^CapEff /proc/self/status").split() == [
         "executor-0", "10001", "/work", "CapEff:", "0000000000000000",
     ]  # fmt: skip
+    assert "executor connected" in fleet.relays[0].log
+    assert "client connected" in fleet.relays[1].log, "frames go through NATS"
 
 
 def test_a_command_is_confined_by_bubblewrap(fleet: Fleet) -> None:
@@ -184,7 +182,7 @@ def test_a_nats_server_that_is_taken_away_interrupts_nothing(fleet: Fleet) -> No
 def test_an_executor_that_is_taken_away_ends_its_commands_first(fleet: Fleet) -> None:
     process = fleet.popen("sleep 6; echo $HOSTNAME")
     time.sleep(2)
-    fleet.cluster.wait_ready(fleet.start("Deployment", "executor", "executor-1"))
+    fleet.cluster.wait_ready(fleet.start("Deployment", "executor", "executor-1", 1))
     stopping = fleet.executor.popen(*fleet.executor.spec["lifecycle"]["preStop"]["exec"]["command"])
     time.sleep(1)
     assert fleet.run("echo $HOSTNAME") == "executor-1\n", "a new session goes to the other executor"
