@@ -16,6 +16,7 @@ def name_of(page: Path) -> str:
 
 
 @pytest.mark.manual
+@pytest.mark.timeout(180)  # the longest page starts ten daemons and relays
 @pytest.mark.parametrize("page", [page for page in pages() if page != TUTORIAL], ids=name_of)
 def test_a_page_does_what_it_says(page: Path) -> None:
     blocks = blocks_of(page)
