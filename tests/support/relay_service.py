@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import http.client
 import json
 import os
 import signal
@@ -88,7 +89,11 @@ class RelayService:
         self._process: subprocess.Popen[str] | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this object
         if start:
-            self.start()
+            try:
+                self.start()
+            except BaseException:
+                self.close()
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -187,9 +192,13 @@ class RelayService:
         return command(*arguments, "--state-dir", str(self.state))
 
     def token(self, role: str, *environments: str, flags: Sequence[str] = ()) -> str:
-        """A new token by `relay token create`."""
+        """A new token by `relay token create`, in NATS if that is where this relay has its tokens."""
         named = [argument for each in environments for argument in ("--environment", each)]
-        result = self.command("token", "create", "--role", role, *named, *flags)
+        arguments = ("token", "create", "--role", role, *named, *flags)
+        if "--nats" in self.flags:
+            result = command(*arguments, "--nats", self.flags[self.flags.index("--nats") + 1])
+        else:
+            result = self.command(*arguments)
         assert result.returncode == 0, result.stderr
         return result.stdout.rstrip("\n")
 
@@ -212,6 +221,17 @@ class RelayService:
         rows: list[dict[str, Any]] = json.loads(result.stdout)
         return rows
 
+    def readiness(self) -> tuple[int, str]:
+        """The status and the text of the readiness page."""
+        parts = urlsplit(self.url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
+        try:
+            connection.request("GET", f"{parts.path}/readyz")
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
     def metrics(self) -> dict[str, float]:
         """Every sample of the metrics page on the control socket."""
         samples = {}
@@ -220,6 +240,13 @@ class RelayService:
                 name, _, value = line.rpartition(" ")
                 samples[name] = float(value)
         return samples
+
+    def wait_ready(self, timeout: float = PATIENCE) -> None:
+        """Wait until its readiness page says so."""
+        deadline = time.monotonic() + timeout
+        while (answer := self.readiness()) != (200, "ready\n"):
+            assert time.monotonic() < deadline, f"it is not ready: {answer}"
+            time.sleep(0.05)
 
     def wait_online(self, environment: str, timeout: float = PATIENCE) -> None:
         """Wait until an executor's socket is there for an environment."""

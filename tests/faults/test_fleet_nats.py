@@ -1,0 +1,174 @@
+"""Faults of NATS itself: what relays that share it say, what goes on meanwhile, and how they recover.
+
+A relay is never started again here. `near` is a client at the executor's relay, `far` one at the other relay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from execclient import ConnectionFailed
+from tests.faults import counters
+from tests.faults.fleet_stage import CounterSession, Fleet, counting, fleet, processes_of
+from tests.sandbox_user import remove_tree
+from tests.support.relay_service import wait_until
+
+RECOVERY_SECONDS = 10.0
+"""How long a relay may need until it is ready again, from when NATS is."""
+PAUSE = 0.1
+BURST_BYTES = 32 << 20
+"""More than what fits a socket and `max_pending`, and less than what an executor keeps of a process."""
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
+
+
+@pytest.fixture(scope="module")
+def shared_folder() -> Iterator[Path]:
+    """Short: a Unix socket's path has 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="faults-"))
+    yield path
+    remove_tree(path)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stage(shared_folder: Path) -> AsyncIterator[Fleet]:
+    """Three NATS servers, and two relays, the first of which has an executor; in service at every begin."""
+    async with fleet(shared_folder, relays=2) as stage:
+        await stage.add_executors("pool", 1, stage.relays[0].url)
+        pids = [relay.pid for relay in stage.relays]
+        yield stage
+        assert [relay.pid for relay in stage.relays] == pids
+        assert await stage.end_executors() == []
+    assert processes_of(shared_folder) == []
+
+
+@asynccontextmanager
+async def sessions(stage: Fleet) -> AsyncIterator[tuple[CounterSession, CounterSession]]:
+    """A near and a far session that stream; everything is in service again before they are checked."""
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(await stage.connect("pool", relay.url)) for relay in stage.relays
+        ]
+        near, far = (CounterSession(client, PAUSE) for client in clients)
+        async with counting(near, far):
+            await asyncio.gather(near.advance(5), far.advance(5))
+            yield near, far
+            await ready_again(stage)
+            await asyncio.gather(near.advance(5), far.advance(RECOVERY_SECONDS))
+    assert near.executor.recoveries == 0
+    assert near.longest_gap < 1.0
+
+
+async def ready_again(stage: Fleet) -> None:
+    """Wait until NATS serves, and then for the relays, which may take `RECOVERY_SECONDS`."""
+    await asyncio.to_thread(stage.nats.wait_ready)
+    deadline = time.monotonic() + RECOVERY_SECONDS
+    for relay in stage.relays:
+        await asyncio.to_thread(relay.wait_ready, deadline - time.monotonic())
+
+
+async def unready(stage: Fleet, reason: str) -> None:
+    """Wait until every relay says that it is not ready, and why, on its page and in its log."""
+    deadline = time.monotonic() + RECOVERY_SECONDS
+    for relay in stage.relays:
+        while (answer := await asyncio.to_thread(relay.readiness))[0] == 200:
+            assert time.monotonic() < deadline, "it is ready"
+            await asyncio.sleep(0.1)
+        assert answer[0] == 503
+        assert re.search(reason, answer[1]), answer
+        assert re.search(reason, relay.log), relay.log[-3000:]
+
+
+async def test_without_a_quorum_streams_go_on_and_new_clients_are_told_why_not(stage: Fleet) -> None:
+    async with sessions(stage) as (near, _):
+        for server in stage.nats.servers[:2]:
+            server.kill()
+        await unready(stage, "NATS")
+        await near.advance(5, steps=20)
+        with pytest.raises(ConnectionFailed, match="NATS"):
+            async with await stage.connect("pool", stage.relays[0].url):
+                pass
+        await asyncio.to_thread(stage.nats.start)
+
+
+async def test_streams_within_a_relay_go_on_while_all_nats_servers_are_restarted(stage: Fleet) -> None:
+    async with sessions(stage) as (near, _):
+        for server in stage.nats.servers:
+            server.kill()
+        await unready(stage, "NATS")
+        await near.advance(5, steps=20)
+        await asyncio.to_thread(stage.nats.start)
+
+
+async def test_a_nats_server_that_hangs_is_given_up_for_another_one(stage: Fleet) -> None:
+    async with sessions(stage) as (_, far):
+        for server in stage.nats.servers:  # a relay is connected to one of them, another one leads
+            server.pause()
+            try:
+                await far.advance(RECOVERY_SECONDS)
+                for relay in stage.relays:
+                    await asyncio.to_thread(relay.wait_ready, RECOVERY_SECONDS)
+                await far.advance(RECOVERY_SECONDS)
+            finally:
+                server.resume()
+            await ready_again(stage)
+
+
+async def test_a_full_disk_of_nats_is_told_and_streams_go_on(folder: Path) -> None:
+    async with fleet(folder, relays=2, count=1, launcher=small_disk(folder / "disk")) as stage:
+        await stage.add_executors("pool", 1, stage.relays[0].url)
+        [server] = stage.nats.servers
+        async with sessions(stage) as (near, far):
+            filler = Path(f"/proc/{server.pid}/root{folder}/disk/filler")
+            with filler.open("wb", buffering=0) as file, suppress(OSError):
+                while True:
+                    file.write(bytes(1 << 16))
+            await unready(stage, "NATS")
+            await asyncio.gather(near.advance(5, steps=10), far.advance(5, steps=10))
+            filler.unlink()
+            server.stop()  # it stores nothing more until it is started again
+            await asyncio.to_thread(stage.nats.start)
+        assert await stage.end_executors() == []
+
+
+async def test_a_relay_that_nats_drops_as_a_slow_consumer_recovers(folder: Path) -> None:
+    content = folder / "counters"
+    content.write_bytes(counters.stretch(0, BURST_BYTES))
+    async with fleet(folder, relays=2, count=1, settings="max_pending: 1MB") as stage:
+        await stage.add_executors("pool", 1, stage.relays[0].url)
+        relay = stage.relays[1]
+        async with sessions(stage), await stage.connect("pool", relay.url) as far:
+            check = counters.CounterCheck()
+            process = await far.start(["cat", content])
+            check.take((await anext(process)).data)
+            relay.signal(signal.SIGSTOP)
+            try:
+                await asyncio.to_thread(wait_until, lambda: "Slow Consumer" in stage.nats[0].log)
+            finally:
+                relay.signal(signal.SIGCONT)
+            async for _, data in process:
+                check.take(data)
+            assert check.position == BURST_BYTES
+            assert far.recoveries == 1
+        assert "connection to NATS lost" in relay.log
+        assert await stage.end_executors() == []
+
+
+def small_disk(path: Path) -> list[str]:
+    """Starts a program in a mount namespace of its own, where a folder is a file system of 16 MiB. It goes
+    with the last process in it.
+    """
+    path.mkdir()
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    return [*unshare, "/bin/sh", "-c", f'mount -t tmpfs -o size=16m tmpfs {path} && exec "$@"', "sh"]
