@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -50,27 +50,31 @@ class Faults:
         stage, chance = self._stage, self._chance
         relay = chance.choice(stage.relays)
         nats = chance.choice(stage.nats.servers)
-        faults: list[Callable[[], Awaitable[None]]] = [
-            lambda: self._restart("relay", relay.kill, relay.start),
-            lambda: self._restart("NATS server", nats.kill, nats.start),
+        faults = [
+            self._restart("relay", relay.kill, relay.start, *self._times()),
+            self._restart("NATS server", nats.kill, nats.start, *self._times()),
         ]
         for executor in chance.sample(stage.executors, EXECUTORS_A_ROUND):
-            faults.append(lambda executor=executor: self._kill_server(executor))
-        await asyncio.gather(*(self._later(chance.uniform(0, ROUND_SECONDS), fault) for fault in faults))
+            faults.append(self._kill_server(executor, self._times()[0]))
+        await asyncio.gather(*faults)
         await asyncio.to_thread(stage.wait_whole)
 
-    async def _later(self, delay: float, fault: Callable[[], Awaitable[None]]) -> None:
-        await asyncio.sleep(delay)
-        await fault()
+    def _times(self) -> tuple[float, float]:
+        """When a kill is due, and how long its victim is away; in seconds."""
+        return self._chance.uniform(0, ROUND_SECONDS), self._chance.uniform(0.1, 2.0)
 
-    async def _restart(self, kind: str, kill: Callable[[], object], start: Callable[[], object]) -> None:
+    async def _restart(
+        self, kind: str, kill: Callable[[], object], start: Callable[[], object], due: float, away: float
+    ) -> None:
+        await asyncio.sleep(due)
         self.kills[kind] += 1
         await asyncio.to_thread(kill)
-        await asyncio.sleep(self._chance.uniform(0.1, 2.0))
+        await asyncio.sleep(away)
         await asyncio.to_thread(start)
 
-    async def _kill_server(self, executor: Service) -> None:
-        self.kills["executor's server"] += 1
+    async def _kill_server(self, executor: Service, due: float) -> None:
+        await asyncio.sleep(due)
+        self.kills["server of an executor"] += 1
         executor.signal_server(signal.SIGKILL)
         await asyncio.to_thread(executor.wait_for_new_server)
 
