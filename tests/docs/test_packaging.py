@@ -38,6 +38,8 @@ DISTRIBUTIONS = {
     "pydantic_core": "pydantic",
     "starlark": "starlark-pyo3",
     "swerex": "swe-rex",
+    "nats": "nats-py",
+    "nkeys": "nats-py",  # its extra
     "starlette": "mcp",
     "uvicorn": "mcp",
 }
@@ -79,7 +81,7 @@ def test_both_have_one_version_and_the_server_requires_it() -> None:
     version = execserver.__version__
     assert execprotocol.__version__ == version
     pins = [each for each in requirements(SERVER) if name_of(each) == "execclient"]
-    assert len(pins) == 4
+    assert len(pins) == 5
     assert all(each.endswith(f"]=={version}") for each in pins)
 
 

@@ -32,6 +32,9 @@ MAX_HOST_CHARACTERS = 255
 LOCK_NAME = "relay.lock"
 
 
+_NATS_PREFIX = re.compile(r"[A-Za-z0-9_-]{1,32}")
+
+
 class RelaySettingsError(Exception):
     """A flag has an unusable value. The text names the flag and the remedy."""
 
@@ -49,6 +52,66 @@ class ListenAddress:
         """The address as a URL, with the bound port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{port}{self.prefix}"
+
+
+@dataclass(frozen=True, slots=True)
+class NatsSettings:
+    """How a relay or a command reaches the NATS cluster of a fleet.
+
+    Args:
+        servers: the URLs, `nats://HOST:PORT` or `tls://HOST:PORT`, all with the same scheme.
+        credentials: a file of NATS (.creds), or with one line: an nkey seed, USER:PASSWORD or a token.
+        ca: the PEM file of the authorities that sign the servers' certificates; None: those of the system.
+        certificate: a PEM file with the chain of this relay, if the servers ask for one.
+        key: a PEM file with its private key.
+        prefix: of all subjects and buckets: fleets with different prefixes may share a cluster.
+        replicas: of each bucket; None: 3 in a cluster, 1 at a single server.
+    """
+
+    servers: tuple[str, ...]
+    credentials: Path | None = None
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    prefix: str = "execserver"
+    replicas: int | None = None
+
+    @property
+    def tls(self) -> bool:
+        """Whether the servers must speak TLS."""
+        return self.servers[0].startswith("tls://")
+
+    @classmethod
+    def parse(
+        cls,
+        servers: str,
+        *,
+        creds: str | None = None,
+        ca: str | None = None,
+        cert: str | None = None,
+        key: str | None = None,
+        prefix: str = "execserver",
+        replicas: int | None = None,
+    ) -> NatsSettings:
+        """Parse the values of the flags `--nats…`.
+
+        Raises:
+            RelaySettingsError: names the flag, the fault and the remedy.
+        """
+        urls = tuple(_nats_url(each.strip()) for each in servers.split(","))
+        if len({each.partition(":")[0] for each in urls}) > 1:
+            raise RelaySettingsError("--nats: all servers must have the same scheme, nats:// or tls://")
+        if not urls[0].startswith("tls://") and (ca or cert or key):
+            raise RelaySettingsError("--nats-ca, --nats-cert and --nats-key are for --nats tls://HOST:PORT")
+        if (cert is None) != (key is None):
+            raise RelaySettingsError("--nats-cert FILE and --nats-key FILE go together")
+        if _NATS_PREFIX.fullmatch(prefix) is None:
+            raise RelaySettingsError(
+                f"--nats-prefix {prefix!r} is not accepted; give up to 32 letters, digits, - and _"
+            )
+        if replicas is not None and replicas not in (1, 3, 5):
+            raise RelaySettingsError(f"--nats-replicas must be 1, 3 or 5, not {replicas}")
+        return cls(urls, _path(creds), _path(ca), _path(cert), _path(key), prefix, replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +190,8 @@ class RelaySettings:
         return cls(
             listen=_address("--listen", listen, ("http", "https")),
             state_dir=Path(state_dir).absolute(),
-            certificate=Path(tls_cert).absolute() if tls_cert is not None else None,
-            key=Path(tls_key).absolute() if tls_key is not None else None,
+            certificate=_path(tls_cert),
+            key=_path(tls_key),
             public_url=_public(public_url) if public_url else "",
             plain_environments=frozenset(environments),
             metrics=metrics,
@@ -194,6 +257,31 @@ def is_host(text: str) -> bool:
         text = f"x{rest}"
     _, colon, port = text.partition(":")
     return not colon or 0 < int(port) < 65536
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text).absolute()
+
+
+def _nats_url(text: str) -> str:
+    if "@" in text:
+        raise RelaySettingsError(
+            "--nats takes no user or password, which other users could read in the list of processes: "
+            "--nats-creds names a file with them"
+        )
+    problem = (
+        f"--nats {text!r} is not accepted; give nats://HOST:PORT or tls://HOST:PORT, with commas between"
+    )
+    try:
+        parts = urlsplit(text)
+        port = parts.port or 4222
+    except ValueError:
+        raise RelaySettingsError(problem) from None
+    host = parts.netloc.removesuffix(f":{parts.port}")
+    strange = parts.path.strip("/") or parts.query or parts.fragment
+    if parts.scheme not in ("nats", "tls") or strange or not is_host(host):
+        raise RelaySettingsError(problem)
+    return f"{parts.scheme}://{host}:{port}"
 
 
 def _address(flag: str, text: str, schemes: tuple[str, ...]) -> ListenAddress:
