@@ -9,11 +9,13 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -68,6 +70,26 @@ async def sessions(stage: Fleet) -> AsyncIterator[tuple[CounterSession, CounterS
             await asyncio.gather(near.advance(5), far.advance(RECOVERY_SECONDS))
     assert near.executor.recoveries == 0
     assert near.longest_gap < 1.0
+
+
+@contextmanager
+def small_disk(path: Path) -> Iterator[tuple[list[str], Path]]:
+    """A folder that is a file system of 16 MiB in a mount namespace, which goes with the block: a command
+    that starts a program in that namespace, and the folder's path from outside.
+    """
+    path.mkdir()
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    script = f"mount -t tmpfs -o size=16m tmpfs {path} && echo mounted && exec sleep 600"
+    with subprocess.Popen([*unshare, "/bin/sh", "-c", script], stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"mounted\n", "a mount namespace is needed"
+            enter = ["nsenter", "--mount", "--target", str(holder.pid)]
+            if os.geteuid() != 0:
+                enter += ["--user", "--preserve-credentials"]
+            yield enter, Path(f"/proc/{holder.pid}/root{path}")
+        finally:
+            holder.kill()
 
 
 async def ready_again(stage: Fleet) -> None:
@@ -126,18 +148,20 @@ async def test_a_nats_server_that_hangs_is_given_up_for_another_one(stage: Fleet
 
 
 async def test_a_full_disk_of_nats_is_told_and_streams_go_on(folder: Path) -> None:
-    async with fleet(folder, relays=2, count=1, launcher=small_disk(folder / "disk")) as stage:
+    async with AsyncExitStack() as stack:
+        launcher, outside = stack.enter_context(small_disk(folder / "disk"))
+        options: dict[str, Any] = {"stores": [folder / "disk" / "store"], "launcher": launcher}
+        stage = await stack.enter_async_context(fleet(folder, relays=2, count=1, **options))
         await stage.add_executors("pool", 1, stage.relays[0].url)
-        [server] = stage.nats.servers
         async with sessions(stage) as (near, far):
-            filler = Path(f"/proc/{server.pid}/root{folder}/disk/filler")
+            filler = outside / "filler"
             with filler.open("wb", buffering=0) as file, suppress(OSError):
                 while True:
                     file.write(bytes(1 << 16))
             await unready(stage, "NATS")
             await asyncio.gather(near.advance(5, steps=10), far.advance(5, steps=10))
             filler.unlink()
-            server.stop()  # it stores nothing more until it is started again
+            stage.nats[0].stop()  # it stores nothing more until it is started again
             await asyncio.to_thread(stage.nats.start)
         assert await stage.end_executors() == []
 
@@ -163,12 +187,3 @@ async def test_a_relay_that_nats_drops_as_a_slow_consumer_recovers(folder: Path)
             assert far.recoveries == 1
         assert "connection to NATS lost" in relay.log
         assert await stage.end_executors() == []
-
-
-def small_disk(path: Path) -> list[str]:
-    """Starts a program in a mount namespace of its own, where a folder is a file system of 16 MiB. It goes
-    with the last process in it.
-    """
-    path.mkdir()
-    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
-    return [*unshare, "/bin/sh", "-c", f'mount -t tmpfs -o size=16m tmpfs {path} && exec "$@"', "sh"]
