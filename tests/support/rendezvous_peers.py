@@ -105,18 +105,25 @@ class Relay:
         self.time = FakeTime()
         self.rendezvous = Rendezvous(bus or MemoryBus(), self.time.clock, self.time.call_later, limits)
         self.counters = self.rendezvous.counters
+        self.addresses: dict[str, str] = {}
+        """Of the newest executor's socket of each registration: what the registry knows."""
 
     def executor(self, registration_id: str = "r1", name: str = "e1", *, stuck: bool = False) -> FakePeer:
         """An executor's socket that just joined."""
         peer = FakePeer(name, self.rendezvous, stuck=stuck)
+        self.addresses[registration_id] = self.rendezvous.address(peer)
         self.rendezvous.executor_joined(registration_id, peer)
         return peer
 
     def harness(self, name: str, registration_id: str = "r1", *, stuck: bool = False) -> FakePeer:
         """A harness's socket that just joined."""
         peer = FakePeer(name, self.rendezvous, stuck=stuck)
-        self.rendezvous.harness_joined(registration_id, peer)
+        self.rendezvous.harness_joined(registration_id, self.addresses.get(registration_id, "none"), peer)
         return peer
+
+    def streams_of(self, registration_id: str) -> int:
+        """The number of an executor's streams."""
+        return self.rendezvous.streams_of(self.addresses[registration_id])
 
     def up(self, harness: FakePeer, *messages: bytes) -> None:
         """A harness sends."""

@@ -13,7 +13,7 @@ from functools import partial
 
 from execprotocol.relay import frames
 from execprotocol.relay.frames import FrameError
-from execserver.relay.service.bus import Bus, BusMessage, MessageKind, executor_subject, harness_subject
+from execserver.relay.service.bus import Bus, BusMessage, MessageKind
 from execserver.relay.service.queues import (
     PEER_CLOSED,
     SLOW_CONSUMER,
@@ -56,15 +56,22 @@ class RelayContext:
 class HarnessEndpoint:
     """The relay's endpoint for a harness's socket."""
 
-    def __init__(self, context: RelayContext, registration_id: str, peer: RelayPeer, close: Close) -> None:
+    def __init__(
+        self,
+        context: RelayContext,
+        registration_id: str,
+        executor_address: str,
+        peer: RelayPeer,
+        close: Close,
+    ) -> None:
         self.peer = peer
         self.close = close
         self._context = context
         self._close_slow = partial(close, SLOW_CONSUMER, SLOW)
         self._group = registration_id
-        self._subject = harness_subject(registration_id, peer.id)
-        self._executor = executor_subject(registration_id)
-        context.bus.subscribe(self._subject, self._receive)
+        self._address = context.bus.address(peer.id)
+        self._executor = executor_address
+        context.bus.subscribe(self._address, self._receive)
 
     def announce(self) -> bool:
         """Notify the executor's endpoint. False: there is none."""
@@ -78,7 +85,7 @@ class HarnessEndpoint:
         except FrameError:
             dropped["undecodable"] += 1
             return
-        sent = BusMessage("frame", self._subject, frame.stream_id, frame.kind, message)
+        sent = BusMessage("frame", self._address, frame.stream_id, frame.kind, message)
         if not self._context.bus.publish(self._executor, sent):
             dropped["no_peer"] += 1
 
@@ -88,7 +95,7 @@ class HarnessEndpoint:
 
     def unsubscribe(self) -> None:
         """Receive nothing more from the executor."""
-        self._context.bus.unsubscribe(self._subject)
+        self._context.bus.unsubscribe(self._address)
 
     def ended(self) -> None:
         """The harness's socket has ended."""
@@ -96,7 +103,7 @@ class HarnessEndpoint:
         self._notify("gone")
 
     def _notify(self, kind: MessageKind) -> bool:
-        return self._context.bus.publish(self._executor, BusMessage(kind, self._subject))
+        return self._context.bus.publish(self._executor, BusMessage(kind, self._address))
 
     def _receive(self, message: BusMessage) -> None:
         match message.kind:
@@ -119,7 +126,7 @@ class HarnessEndpoint:
 class _HarnessState:
     """The state of one harness at the executor's endpoint."""
 
-    subject: str
+    address: str
     streams: set[str] = field(default_factory=set)
     hold: Timer | None = None
     """Ends the hold: the time for which the executor is not read from, so that this harness can catch up."""
@@ -136,15 +143,15 @@ class ExecutorEndpoint:
         self.close = close
         self.registration_id = registration_id
         self.streams: dict[str, _HarnessState] = {}
-        self.harnesses: dict[str, _HarnessState] = {}  # by subject
+        self.harnesses: dict[str, _HarnessState] = {}  # by address
         self._context = context
         self._close_slow = partial(close, SLOW_CONSUMER, SLOW)
-        self._subject = executor_subject(registration_id)
+        self.address = context.bus.address(peer.id)
         self._ended_streams: dict[str, None] = {}  # the oldest first
         self._held: set[_HarnessState] = set()  # with a hold now
         self._no_hold_before = 0.0
         self._paused: set[_HarnessState] = set()  # not read from while the executor's queue is full
-        context.bus.subscribe(self._subject, self._receive)
+        context.bus.subscribe(self.address, self._receive)
 
     def message_received(self, message: bytes) -> None:
         """Forward a message of the executor."""
@@ -173,7 +180,7 @@ class ExecutorEndpoint:
 
     def unsubscribe(self) -> None:
         """Receive nothing more from the harnesses."""
-        self._context.bus.unsubscribe(self._subject)
+        self._context.bus.unsubscribe(self.address)
 
     def ended(self) -> None:
         """The executor's socket has ended: end its harnesses."""
@@ -204,19 +211,19 @@ class ExecutorEndpoint:
 
     # -- harnesses
 
-    def _joined(self, subject: str) -> None:
-        harness = _HarnessState(subject)
+    def _joined(self, address: str) -> None:
+        harness = _HarnessState(address)
         if len(self.harnesses) >= self._context.limits.harnesses:
             self._notify(harness, "crowded")
             return
-        self.harnesses[subject] = harness
+        self.harnesses[address] = harness
         for held in self._held:
             if held.hold_is_long:
                 self._stop_hold(held)
                 self._start_hold(held)
 
     def _left(self, harness: _HarnessState) -> None:
-        del self.harnesses[harness.subject]
+        del self.harnesses[harness.address]
         self._paused.discard(harness)
         self._release(harness)
         for stream_id in tuple(harness.streams):
@@ -326,9 +333,9 @@ class ExecutorEndpoint:
         return self._context.queues.send(self.peer, frame, self._close_slow, self.registration_id)
 
     def _publish(self, harness: _HarnessState, stream_id: str, kind: str, frame: bytes) -> None:
-        message = BusMessage("frame", self._subject, stream_id, kind, frame)
-        if not self._context.bus.publish(harness.subject, message):
+        message = BusMessage("frame", self.address, stream_id, kind, frame)
+        if not self._context.bus.publish(harness.address, message):
             self._context.counters.dropped["no_peer"] += 1
 
     def _notify(self, harness: _HarnessState, kind: MessageKind) -> None:
-        self._context.bus.publish(harness.subject, BusMessage(kind, self._subject))
+        self._context.bus.publish(harness.address, BusMessage(kind, self.address))

@@ -18,6 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from execprotocol.relay.contract import ContractError, error_body
+from execserver.relay.service.store import StoreUnavailable
 from execserver.relay.service.tokens import TokenRefused
 from execserver.telemetry.logs import Logger
 from execserver.transports.local_peers import unix_peer
@@ -160,6 +161,8 @@ def _refusal_of(error: Exception, request: web.Request) -> HttpError:
         return HttpError(
             error.status, str(error), headers={"WWW-Authenticate": "Bearer"} if error.status == 401 else None
         )
+    if isinstance(error, StoreUnavailable):
+        return HttpError(503, str(error))
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return HttpError(413, "the body is longer than it may be")
     if isinstance(error, web.HTTPMethodNotAllowed):

@@ -85,7 +85,7 @@ class Pages:
         registry: for registered environments.
         rendezvous: for their streams.
         metrics: reads the metrics.
-        is_draining: whether the relay is draining.
+        fault: why the relay admits no peers now; empty: it does.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class Pages:
         registry: RelayRegistry,
         rendezvous: Rendezvous,
         metrics: MetricsReader,
-        is_draining: Callable[[], bool],
+        fault: Callable[[], str],
     ) -> None:
         self._registry = registry
         self._rendezvous = rendezvous
         self._metrics = metrics
-        self._is_draining = is_draining
+        self._fault = fault
 
     def public(self, prefix: str) -> list[web.RouteDef]:
         """The routes for the listener of the peers, below a prefix."""
@@ -118,8 +118,8 @@ class Pages:
 
     async def readyz(self, _request: web.Request) -> web.Response:
         """Answer 200 while peers are admitted."""
-        if self._is_draining():
-            raise HttpError(503, "the relay is about to end")
+        if fault := self._fault():
+            raise HttpError(503, fault)
         return web.Response(text="ready\n")
 
     async def environments(self, _request: web.Request) -> web.Response:
@@ -128,13 +128,13 @@ class Pages:
             {
                 "environment": state.environment_id,
                 "seconds": round(state.seconds, 3),
-                "streams": self._rendezvous.streams_of(state.registration_id),
-                "clients": self._rendezvous.harnesses_of(state.registration_id),
+                "streams": self._rendezvous.streams_of(state.socket.address),
+                "clients": self._rendezvous.harnesses_of(state.socket.address),
                 "registration": state.registration_id,
                 "key": state.fingerprint,
             }
             for state in self._registry.environments()
-            if state.online
+            if state.socket is not None
         ]
         return web.json_response(rows)
 

@@ -36,6 +36,7 @@ from execserver.relay.service.registry import (
     ExecutorOffline,
     Harness,
     RelayRegistry,
+    TicketRefused,
     TooManyTickets,
 )
 from execserver.relay.service.registry_http import DRAINING, bearer_of
@@ -136,11 +137,10 @@ class PlainWebSocket:
                 del self._clients[token.id]
 
     async def _admit(self, request: web.Request, environment_id: str, token_id: str) -> web.StreamResponse:
-        granted = self._connect(environment_id, token_id)
-        harness = self._registry.redeem_harness(environment_id, granted.ticket)
+        granted, harness = await self._connect(environment_id, token_id)
         stream = self._stream(environment_id, harness.registration.id, granted)
         self._admitted[harness] = stream
-        self._rendezvous.harness_joined(harness.registration.id, stream)
+        self._rendezvous.harness_joined(harness.registration.id, harness.executor_address, stream)
         try:
             await self._shake_hands(stream, granted.authorization)
             return await self._serve(request, environment_id, stream)
@@ -150,11 +150,18 @@ class PlainWebSocket:
             self._registry.harness_closed(harness)
             self._admitted.pop(harness, None)
 
-    def _connect(self, environment_id: str, token_id: str) -> ConnectResult:
+    async def _connect(self, environment_id: str, token_id: str) -> tuple[ConnectResult, Harness]:
         try:
-            return self._registry.connect(environment_id, self._keys.public, token_id)
+            granted = await self._registry.connect(environment_id, self._keys.public, token_id)
+            return granted, await self._registry.redeem_harness(environment_id, granted.ticket)
         except ExecutorOffline as error:
             raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), ENVIRONMENT_OFFLINE) from None
+        except TicketRefused as error:  # in the last millisecond
+            raise HttpError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"the executor of the environment {environment_id} is gone; try again ({error.reason})",
+                ENVIRONMENT_OFFLINE,
+            ) from None
         except TooManyTickets as error:
             raise HttpError(HTTPStatus.TOO_MANY_REQUESTS, str(error)) from None
 

@@ -1,25 +1,48 @@
-"""The relay's registry: registered executors, and tickets for their clients. No I/O.
+"""The relay's registry: registered executors, and tickets for their clients. No I/O but that of its store.
 
 - The incumbent wins. An executor with a live socket, or one that registered a moment ago and may still be
   dialing, keeps its environment against every other key. The same key is always accepted; its older socket
   ends when the newer one opens.
 - A ticket or an authorization is for one environment and one registration, and expires.
-- Access ends with the token that granted it (`RelayRegistry.revoked`).
-- Tickets and authorizations are kept as SHA-256 only: the relay's memory holds no usable secret.
+- Access ends with the token that granted it: `RelayRegistry.revoked` for sockets, and whenever a ticket or an
+  authorization is used.
+- Tickets and authorizations are kept as SHA-256 only: the store holds no usable secret.
+- Several relays may share the store (`environment_records.py`). An executor is *connected* while a relay that
+  lives has its socket.
 
-Time is the injected clock (seconds, monotonic). See `docs/protocol.md`, "Relay".
+Time is the injected clock (seconds since 1970). See `docs/protocol.md`, "Relay".
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from execprotocol.relay.contract import ValidateRequest
 from execprotocol.relay.keys import PublicKeys
+from execserver.relay.service.bus import Bus
+from execserver.relay.service.environment_records import (
+    EndSocket,
+    EnvironmentRecords,
+    OwnSockets,
+    registration_of,
+)
+from execserver.relay.service.store import (
+    EnvironmentRecord,
+    ExecutorSocket,
+    Grant,
+    PoolMember,
+    Registration,
+    RegistryStore,
+    SecretKind,
+    StoredGrant,
+    StoreUnavailable,
+)
 from execserver.relay.service.tokens import secret_digest
 
 DIAL_SECONDS = 5.0
@@ -30,8 +53,8 @@ EXECUTOR_TICKET_SECONDS = 3600.0
 """An executor may dial the URL of its registration for so long; then it has to present its token again."""
 
 MAX_OUTSTANDING = 10_000
-"""Unused tickets of an environment, and as many authorizations: some MB of memory at most, and enough for
-5,000 harnesses that reconnect at the same moment."""
+"""Unused tickets of an environment, and as many authorizations, of those that one relay issued: some MB of
+memory at most, and enough for 5,000 harnesses that reconnect at the same moment."""
 
 HARNESS_TICKET_SECONDS = 60.0
 """A harness dials at once. A minute is enough for slow networks, and a URL that leaks later is worthless."""
@@ -64,32 +87,14 @@ class TicketRefused(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Registration:
-    """One accepted registration of an executor."""
-
-    environment_id: str
-    id: str
-    key: PublicKeys
-    token_id: str
-    created: float
-    ticket_digest: bytes = field(repr=False)
-    dialed: bool = False
-    """Whether it ever had a socket."""
-    sockets: int = 0
-    changed: float = 0.0
-    """When it last went online or offline, or was created."""
-
-    @property
-    def connected(self) -> bool:
-        """Whether its socket is open."""
-        return self.sockets > 0
-
-
-@dataclass(slots=True, eq=False)
 class Harness:
-    """One admitted harness socket, from `redeem_harness` to `harness_closed`."""
+    """One admitted harness socket, from `redeem_harness` to `harness_closed`.
+
+    `executor_address` is where the bus delivers to the executor's socket.
+    """
 
     registration: Registration
+    executor_address: str
     token_id: str
 
 
@@ -108,246 +113,225 @@ class ConnectResult(NamedTuple):
     authorization: str
 
 
-class Revoked(NamedTuple):
-    """The owners of sockets that have to be closed."""
-
-    registrations: tuple[Registration, ...]
-    harnesses: tuple[Harness, ...]
-
-
 class EnvironmentState(NamedTuple):
-    """One line of the list. `seconds`: how long it has been online, or offline."""
+    """One line of the list. `seconds`: how long it has been online, or offline. `socket`: None if offline."""
 
     environment_id: str
     registration_id: str
     fingerprint: str
     online: bool
     seconds: float
+    socket: ExecutorSocket | None
 
 
-class TicketGrant(NamedTuple):
-    """The grant of a harness's ticket."""
+class UnusedSecrets:
+    """The secrets that this relay issued, until they were used here or have expired: to limit their number.
 
-    registration: Registration
-    token_id: str
-
-
-class AuthorizationGrant(NamedTuple):
-    """The grant of the authorization in a harness's first handshake message."""
-
-    registration: Registration
-    token_id: str
-    fingerprint: str
-
-
-_Grant = TypeVar("_Grant", TicketGrant, AuthorizationGrant)
-
-
-class SingleUseSecrets(Generic[_Grant]):
-    """Single-use secrets and their grants, with one lifetime: the oldest is always the first to expire."""
+    Args:
+        most: of one kind in one environment.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._grants: dict[bytes, tuple[float, _Grant]] = {}
+        self._expiry: dict[tuple[str, SecretKind], dict[bytes, float]] = {}  # the oldest first
 
-    def __len__(self) -> int:
-        return len(self._grants)
-
-    def issue(self, grant: _Grant, now: float) -> str:
-        """Make a secret for a grant.
+    def check(self, environment_id: str, now: float) -> None:
+        """Check that there is room for one more of each kind.
 
         Raises:
             TooManyTickets: too many are unused.
         """
-        if len(self._grants) >= self._most:
-            self.drop_expired_before(now)
-        if len(self._grants) >= self._most:
-            raise TooManyTickets
-        secret = secrets.token_urlsafe(32)
-        self._grants[secret_digest(secret)] = (now + HARNESS_TICKET_SECONDS, grant)
-        return secret
+        kinds: tuple[SecretKind, ...] = ("ticket", "authorization")
+        for key in [(environment_id, kind) for kind in kinds]:
+            if len(self._expiry.get(key, ())) >= self._most:
+                self._drop_expired(key, now)
+            if len(self._expiry.get(key, ())) >= self._most:
+                raise TooManyTickets(
+                    f"{self._most} tickets of the environment {environment_id} are unused; try again later"
+                )
 
-    def find(self, secret: str) -> tuple[float, _Grant] | None:
-        """When the secret expires, and its grant."""
-        # Found by its hash: the duration of the search reveals nothing about the secret.
-        return self._grants.get(secret_digest(secret))
+    def add(self, kind: SecretKind, digest: bytes, grant: Grant) -> None:
+        """Count a secret."""
+        self._expiry.setdefault((grant.environment_id, kind), {})[digest] = grant.expires
 
-    def remove(self, secret: str) -> None:
-        """Invalidate a secret."""
-        del self._grants[secret_digest(secret)]
+    def discard(self, kind: SecretKind, digest: bytes, grant: Grant) -> None:
+        """Count a secret no more (idempotent)."""
+        self._expiry.get((grant.environment_id, kind), {}).pop(digest, None)
 
-    def drop_expired_before(self, moment: float) -> None:
-        """Remove secrets that expired before a moment."""
-        while self._grants:
-            digest, (expires, _) = next(iter(self._grants.items()))
-            if expires > moment:
+    def sweep(self, now: float) -> None:
+        """Forget the expired ones."""
+        for key in tuple(self._expiry):
+            self._drop_expired(key, now)
+            if not self._expiry[key]:
+                del self._expiry[key]
+
+    def _drop_expired(self, key: tuple[str, SecretKind], now: float) -> None:
+        expiry = self._expiry[key]
+        while expiry:
+            digest, expires = next(iter(expiry.items()))
+            if expires > now:
                 return
-            del self._grants[digest]
-
-    def drop_tokens(self, token_ids: Set[str]) -> None:
-        """Remove secrets that were issued for these tokens."""
-        self._grants = {
-            digest: entry for digest, entry in self._grants.items() if entry[1].token_id not in token_ids
-        }
-
-    def token_ids(self) -> set[str]:
-        """The tokens for which secrets are unused."""
-        return {grant.token_id for _, grant in self._grants.values()}
-
-
-class _Environment:
-    """The state of one environment."""
-
-    def __init__(self, most: int) -> None:
-        self.current: Registration | None = None  # the newest, whose ticket is valid
-        # Of the same key, while its socket serves and the newest has none.
-        self.older: Registration | None = None
-        self.tickets: SingleUseSecrets[TicketGrant] = SingleUseSecrets(most)
-        self.authorizations: SingleUseSecrets[AuthorizationGrant] = SingleUseSecrets(most)
-
-    @property
-    def live(self) -> Registration | None:
-        """The newest registration with an open socket."""
-        for registration in self.registrations():
-            if registration.connected:
-                return registration
-        return None
-
-    def registrations(self) -> Iterator[Registration]:
-        if self.current is not None:
-            yield self.current
-        if self.older is not None:
-            yield self.older
-
-    def remove(self, registration: Registration) -> None:
-        if registration is self.older:
-            self.older = None
-        elif registration is self.current:
-            self.current, self.older = self.older, None
+            del expiry[digest]
 
 
 class RelayRegistry:
     """The registrations, tickets and authorizations of all environments.
 
+    Any coroutine may raise StoreUnavailable, after which the caller may try again.
+
     Args:
-        clock: seconds, monotonic.
-        most: how many tickets of an environment may be unused.
+        store: keeps the records; shared by the relays of a fleet.
+        bus: names this relay, and knows which relays live.
+        clock: seconds since 1970.
+        is_token_valid: whether a token, by its id, was not revoked and has not expired.
+        most: how many tickets of an environment, issued here, may be unused.
     """
 
-    def __init__(self, clock: Callable[[], float], most: int = MAX_OUTSTANDING) -> None:
+    def __init__(
+        self,
+        store: RegistryStore,
+        bus: Bus,
+        clock: Callable[[], float],
+        is_token_valid: Callable[[str], bool],
+        most: int = MAX_OUTSTANDING,
+    ) -> None:
+        self._store = store
+        self._node, self._is_alive = bus.node, bus.is_alive
+        self._records = EnvironmentRecords(store, bus)
+        self._sockets = OwnSockets(store, self._records, bus.node, clock, is_token_valid)
         self._clock = clock
-        self._most = most
-        self._places: dict[str, _Environment] = {}
+        self._is_token_valid = is_token_valid
+        self._unused = UnusedSecrets(most)
         self._harnesses: set[Harness] = set()
 
-    def register(self, environment_id: str, key: PublicKeys, token_id: str) -> RegisterResult:
+    # -- executors
+
+    async def register(
+        self, environment_id: str, key: PublicKeys, token_id: str, member: PoolMember | None = None
+    ) -> RegisterResult:
         """Register an executor for an environment. Its earlier ticket is invalid from now on.
+
+        Args:
+            environment_id: valid.
+            key: the executor's.
+            token_id: the token that allowed the request.
+            member: what the executor said of itself as a member of a pool.
 
         Raises:
             EnvironmentTaken: another key has the environment.
         """
-        now = self._clock()
-        place = self._places.get(environment_id)
-        if place is None:
-            place = self._places[environment_id] = _Environment(self._most)
-        current = place.current
-        if current is not None:
-            is_dialing = not current.dialed and now < current.created + DIAL_SECONDS
-            if current.key != key and (is_dialing or place.live is not None):
-                raise EnvironmentTaken(f"another executor has the environment {environment_id}")
-            if current.connected:
-                place.older = current
-        ticket = secrets.token_urlsafe(32)
-        registration = Registration(
-            environment_id, secrets.token_urlsafe(16), key, token_id, now, secret_digest(ticket), changed=now
-        )
-        place.current = registration
-        return RegisterResult(registration, ticket)
+        registration_id, ticket = secrets.token_urlsafe(16), secrets.token_urlsafe(32)
+        digest = secret_digest(ticket)
 
-    def redeem_executor(self, environment_id: str, ticket: str) -> Registration:
+        def decide(record: EnvironmentRecord) -> EnvironmentRecord:
+            now = self._clock()
+            current, live = record.current, self._records.live(record)
+            if current is not None and current.key != key:
+                is_dialing = not current.dialed and now < current.created + DIAL_SECONDS
+                if is_dialing or live is not None:
+                    raise EnvironmentTaken(f"another executor has the environment {environment_id}")
+            newest = Registration(environment_id, registration_id, key, token_id, now, digest, changed=now)
+            return EnvironmentRecord(environment_id, newest, live, member)
+
+        record = await self._records.change(environment_id, decide)
+        assert record.current is not None, "just made"
+        return RegisterResult(record.current, ticket)
+
+    async def redeem_executor(self, environment_id: str, ticket: str) -> Registration:
         """The registration of a ticket. It can be redeemed again: an executor redials its URL.
 
         Raises:
             TicketRefused: unknown, replaced or expired (410, after which executors register again).
         """
-        place = self._places.get(environment_id)
-        current = place.current if place is not None else None
-        if current is None or not hmac.compare_digest(current.ticket_digest, secret_digest(ticket)):
+        record = await self._records.read(environment_id)
+        current = record.current
+        if (
+            current is None
+            or not hmac.compare_digest(current.ticket_digest, secret_digest(ticket))
+            or not self._is_token_valid(current.token_id)
+        ):
             raise TicketRefused(410, "unknown_route")
         if self._clock() >= current.created + EXECUTOR_TICKET_SECONDS:
             raise TicketRefused(410, "expired")
         return current
 
-    def socket_opened(self, registration: Registration) -> tuple[Registration, ...]:
-        """Record that an executor's socket is open. Call `socket_closed` once for it.
+    async def socket_opened(self, registration: Registration, address: str, end: EndSocket) -> None:
+        """Record that an executor's socket is open: it replaces the sockets of its environment at any relay.
 
-        Returns:
-            The registrations that it replaces. Their sockets have to be closed.
+        Call `socket_closed` once for it, also after an error.
+
+        Args:
+            registration: as redeemed.
+            address: where the bus delivers to the socket, from now on.
+            end: called once at most, when the socket has to be closed.
 
         Raises:
-            TicketRefused: another registration replaced this one since the ticket was redeemed. Close the
-                socket.
+            TicketRefused: another registration replaced this one since the ticket was redeemed, or its token
+                has ended. Close the socket.
         """
-        place = self._places.get(registration.environment_id)
-        if place is None or registration is not place.current:
-            raise TicketRefused(410, "unknown_route")
-        registration.dialed = True
-        registration.sockets += 1
-        registration.changed = self._clock()
-        replaced, place.older = place.older, None
-        return (replaced,) if replaced is not None else ()
 
-    def socket_closed(self, registration: Registration) -> None:
-        """Record that an executor's socket has ended."""
-        registration.sockets -= 1
-        if registration.connected:
-            return
-        registration.changed = self._clock()
-        place = self._places.get(registration.environment_id)
-        if place is not None and registration is place.older:
-            place.older = None
+        def decide(record: EnvironmentRecord) -> EnvironmentRecord:
+            current = record.current
+            if current is None or current.id != registration.id or not self._is_token_valid(current.token_id):
+                raise TicketRefused(410, "unknown_route")
+            place = ExecutorSocket(self._node, address)
+            online = replace(current, socket=place, dialed=True, changed=self._clock())
+            return replace(record, current=online, older=None)
 
-    def connect(self, environment_id: str, key: PublicKeys, token_id: str) -> ConnectResult:
+        await self._sockets.opened(registration, address, decide, end)
+
+    async def socket_closed(self, environment_id: str, address: str) -> None:
+        """Record that an executor's socket has ended (idempotent). It does not raise StoreUnavailable:
+        `settle` tries again.
+        """
+        await self._sockets.closed(environment_id, address)
+
+    # -- harnesses
+
+    async def connect(self, environment_id: str, key: PublicKeys, token_id: str) -> ConnectResult:
         """Give a harness a ticket and an authorization for the connected executor.
 
         Raises:
             ExecutorOffline: no executor is connected.
             TooManyTickets: too many tickets are unused.
         """
-        place = self._places.get(environment_id)
-        registration = place.live if place is not None else None
-        if place is None or registration is None:
+        registration = self._records.live(await self._records.read(environment_id))
+        if registration is None:
             raise ExecutorOffline(f"no executor is connected in the environment {environment_id}")
         now = self._clock()
-        try:
-            authorization = place.authorizations.issue(
-                AuthorizationGrant(registration, token_id, key.fingerprint), now
-            )
-            ticket = place.tickets.issue(TicketGrant(registration, token_id), now)
-        except TooManyTickets:
-            raise TooManyTickets(
-                f"{self._most} tickets of the environment {environment_id} are unused; try again later"
-            ) from None
+        self._unused.check(environment_id, now)
+        grant = Grant(
+            environment_id, registration.id, token_id, key.fingerprint, now + HARNESS_TICKET_SECONDS
+        )
+        ticket, authorization = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        await self._issue("authorization", secret_digest(authorization), grant)
+        await self._issue("ticket", secret_digest(ticket), grant)
         return ConnectResult(registration, ticket, authorization)
 
-    def redeem_harness(self, environment_id: str, ticket: str) -> Harness:
+    async def redeem_harness(self, environment_id: str, ticket: str) -> Harness:
         """Admit a harness's socket, once per ticket. Call `harness_closed` for it.
 
         Raises:
             TicketRefused: unknown or used (401), expired, or its executor is not connected (410).
         """
-        place = self._places.get(environment_id)
-        found = place.tickets.find(ticket) if place is not None else None
-        if place is None or found is None:
+        digest = secret_digest(ticket)
+        found = await self._grant("ticket", environment_id, digest)
+        if found is None:
             raise TicketRefused(401, "unknown_route")
-        place.tickets.remove(ticket)
-        expires, admission = found
-        if self._clock() >= expires:
+        grant = found.grant
+        record = await self._records.read(environment_id)
+        if not await self._use_up("ticket", digest, found) or not self._is_token_valid(grant.token_id):
+            raise TicketRefused(401, "unknown_route")
+        if self._clock() >= grant.expires:
             raise TicketRefused(410, "expired")
-        registration = admission.registration
-        if not registration.connected or registration not in place.registrations():
+        registration = registration_of(record, grant.registration_id)
+        if (
+            registration is None
+            or registration.socket is None
+            or not self._is_alive(registration.socket.node)
+        ):
             raise TicketRefused(410, "route_unavailable")
-        harness = Harness(registration, admission.token_id)
+        harness = Harness(registration, registration.socket.address, grant.token_id)
         self._harnesses.add(harness)
         return harness
 
@@ -359,82 +343,95 @@ class RelayRegistry:
         """Record that a harness's socket has ended (idempotent)."""
         self._harnesses.discard(harness)
 
-    def validate(self, environment_id: str, request: ValidateRequest) -> bool:
+    async def validate(self, environment_id: str, request: ValidateRequest) -> bool:
         """Whether the authorization was given to this harness key for this registration. True once for each.
 
         The caller has checked that the token is an executor's for the environment. Any such token will do, so
         that an executor may renew its own; another executor cannot know the authorization, which travels
         encrypted.
         """
-        place = self._places.get(environment_id)
-        found = place.authorizations.find(request.authorization) if place is not None else None
-        if place is None or found is None:
+        digest = secret_digest(request.authorization)
+        found = await self._grant("authorization", environment_id, digest)
+        if found is None:
             return False
-        expires, granted = found
-        registration = granted.registration
+        grant = found.grant
         if (
-            self._clock() >= expires
-            or registration.id != request.registration_id
-            or registration not in place.registrations()
-            or not hmac.compare_digest(granted.fingerprint, request.harness_key.fingerprint)
+            self._clock() >= grant.expires
+            or grant.registration_id != request.registration_id
+            or not hmac.compare_digest(grant.fingerprint, request.harness_key.fingerprint)
+            or not self._is_token_valid(grant.token_id)
+            or registration_of(await self._records.read(environment_id), grant.registration_id) is None
         ):
             return False
-        place.authorizations.remove(request.authorization)
-        return True
+        return await self._use_up("authorization", digest, found)
+
+    # -- tokens
 
     def token_ids(self) -> set[str]:
-        """The tokens of all registrations, harness sockets, unused tickets and authorizations."""
-        used = {harness.token_id for harness in self._harnesses}
-        for place in self._places.values():
-            used.update(registration.token_id for registration in place.registrations())
-            used |= place.tickets.token_ids() | place.authorizations.token_ids()
-        return used
+        """The tokens of all registrations, and of this relay's sockets."""
+        return {harness.token_id for harness in self._harnesses} | self._sockets.token_ids()
 
-    def revoked(self, token_ids: Set[str]) -> Revoked:
-        """Remove everything that depends on these tokens, which were revoked or expired."""
-        registrations: list[Registration] = []
-        for place in self._places.values():
-            gone = [one for one in place.registrations() if one.token_id in token_ids]
-            for registration in gone:
-                place.remove(registration)
-            registrations += gone
-            place.tickets.drop_tokens(token_ids)
-            place.authorizations.drop_tokens(token_ids)
+    def revoked(self, token_ids: Set[str]) -> tuple[Harness, ...]:
+        """End everything that depends on these tokens, which were revoked or expired.
+
+        The sockets of executors end through their `end`; `settle` removes their registrations.
+
+        Returns:
+            The harnesses of this relay whose sockets have to be closed.
+        """
         harnesses = tuple(harness for harness in self._harnesses if harness.token_id in token_ids)
         self._harnesses.difference_update(harnesses)
-        return Revoked(tuple(registrations), harnesses)
+        self._sockets.revoked(token_ids)
+        return harnesses
 
-    def sweep(self) -> None:
-        """Remove expired entries. Call this about every minute."""
+    # -- chores
+
+    async def settle(self) -> None:
+        """Correct the records that are wrong about this relay's sockets or name ended tokens. Call this about
+        every half second. It does not raise StoreUnavailable: the next call tries again.
+        """
+        await self._sockets.settle()
+
+    async def sweep(self) -> None:
+        """Remove expired entries. Call this about every minute. It does not raise StoreUnavailable."""
         now = self._clock()
-        for environment_id, place in tuple(self._places.items()):
-            # Kept for a while, so that a late harness gets "expired" instead of "unknown_route".
-            place.tickets.drop_expired_before(now - HARNESS_TICKET_SECONDS)
-            place.authorizations.drop_expired_before(now - HARNESS_TICKET_SECONDS)
-            current = place.current
-            if (
-                current is not None
-                and place.live is None
-                and now >= current.created + EXECUTOR_TICKET_SECONDS
-            ):
-                place.remove(current)
-            if place.current is None and not place.tickets and not place.authorizations:
-                del self._places[environment_id]
+        self._store.sweep(now)
+        self._unused.sweep(now)
+
+        def decide(record: EnvironmentRecord) -> EnvironmentRecord:
+            return EnvironmentRecord(record.environment_id) if self._is_over(record) else record
+
+        for environment_id, record in tuple(self._store.environments().items()):
+            if self._is_over(record):
+                try:
+                    await self._records.change(environment_id, decide)
+                except StoreUnavailable:
+                    return  # the next sweep finds them again
+
+    def _is_over(self, record: EnvironmentRecord) -> bool:
+        current = record.current
+        return current is None or (
+            self._records.live(record) is None and self._clock() >= current.created + EXECUTOR_TICKET_SECONDS
+        )
+
+    # -- lists
 
     def environments(self) -> list[EnvironmentState]:
         """The environments with a registration, sorted by name."""
         now = self._clock()
         states = []
-        for environment_id, place in sorted(self._places.items()):
-            shown = place.live or place.current
+        for environment_id, record in sorted(self._store.environments().items()):
+            live = self._records.live(record)
+            shown = live or record.current
             if shown is not None:
                 states.append(
                     EnvironmentState(
                         environment_id,
                         shown.id,
                         shown.key.fingerprint,
-                        shown.connected,
+                        live is not None,
                         max(0.0, now - shown.changed),
+                        live.socket if live is not None else None,
                     )
                 )
         return states
@@ -442,4 +439,19 @@ class RelayRegistry:
     @property
     def online(self) -> int:
         """The number of environments with a connected executor."""
-        return sum(place.live is not None for place in self._places.values())
+        return sum(self._records.live(record) is not None for record in self._store.environments().values())
+
+    # -- grants
+
+    async def _issue(self, kind: SecretKind, digest: bytes, grant: Grant) -> None:
+        self._unused.add(kind, digest, grant)  # first: requests at the same moment count each other
+        await self._store.add_grant(kind, digest, grant)
+
+    async def _grant(self, kind: SecretKind, environment_id: str, digest: bytes) -> StoredGrant | None:
+        found = await self._store.grant(kind, digest)
+        return found if found is not None and found.grant.environment_id == environment_id else None
+
+    async def _use_up(self, kind: SecretKind, digest: bytes, found: StoredGrant) -> bool:
+        is_first = await self._store.use_up(kind, digest, found.revision)
+        self._unused.discard(kind, digest, found.grant)
+        return is_first

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from aiohttp import hdrs, web
 
 from execprotocol.relay.contract import (
+    AUTHENTICATION_UNAVAILABLE,
     ENVIRONMENT_OFFLINE,
     REGISTRATION_CONFLICT,
     ConnectAnswer,
@@ -26,6 +27,7 @@ from execprotocol.relay.contract import (
 from execserver.relay.service.errors import HttpError
 from execserver.relay.service.registry import EnvironmentTaken, ExecutorOffline, RelayRegistry, TooManyTickets
 from execserver.relay.service.settings import is_host
+from execserver.relay.service.store import StoreUnavailable
 from execserver.relay.service.tokens import Role, TokenRecord, TokenStore
 from execserver.telemetry.logs import Logger
 
@@ -112,10 +114,12 @@ class RegistryHttp:
         if self._is_draining():
             raise HttpError(503, DRAINING, REGISTRATION_CONFLICT)
         try:
-            registered = self._registry.register(environment_id, key, token.id)
+            registered = await self._registry.register(environment_id, key, token.id)
         except EnvironmentTaken as error:
             self.outcomes["register", "conflict"] += 1
             raise HttpError(503, str(error), REGISTRATION_CONFLICT) from None
+        except StoreUnavailable as error:  # after this code a stock executor retries
+            raise HttpError(502, str(error), AUTHENTICATION_UNAVAILABLE) from None
         url = self._urls.rendezvous(base, environment_id, "executor", registered.ticket)
         self.outcomes["register", "accepted"] += 1
         registration = registered.registration
@@ -136,12 +140,15 @@ class RegistryHttp:
         if self._is_draining():
             raise HttpError(503, DRAINING)
         try:
-            granted = self._registry.connect(environment_id, key, token.id)
+            granted = await self._registry.connect(environment_id, key, token.id)
         except ExecutorOffline as error:
             self.outcomes["connect", "offline"] += 1
             raise HttpError(409, str(error), ENVIRONMENT_OFFLINE) from None
         except TooManyTickets as error:
             raise HttpError(429, str(error)) from None
+        except StoreUnavailable as error:  # after this code a stock harness retries
+            self.outcomes["connect", "offline"] += 1
+            raise HttpError(409, str(error), ENVIRONMENT_OFFLINE) from None
         url = self._urls.rendezvous(base, environment_id, "harness", granted.ticket)
         self.outcomes["connect", "accepted"] += 1
         registration = granted.registration
@@ -152,7 +159,7 @@ class RegistryHttp:
         """Tell an executor whether the registry sent a client."""
         environment_id, _ = self._admitted(request, "executor")
         asked = ValidateRequest.parse(await _body(request))
-        valid = self._registry.validate(environment_id, asked)
+        valid = await self._registry.validate(environment_id, asked)
         self.outcomes["validate", "valid" if valid else "invalid"] += 1
         return web.json_response({"valid": valid})
 

@@ -46,32 +46,37 @@ class Rendezvous:
         self.limits = limits if limits is not None else Limits()
         self._queues = Queues(self.limits, self.counters)
         self._context = RelayContext(bus, self.limits, self.counters, self._queues, clock, call_later)
-        self._executors: dict[str, ExecutorEndpoint] = {}  # by registration
+        self._executors: dict[str, ExecutorEndpoint] = {}  # by address
         self._endpoints: dict[str, ExecutorEndpoint | HarnessEndpoint] = {}  # by peer
         self._draining: int | None = None  # the close code
 
+    def address(self, peer: RelayPeer) -> str:
+        """Where the bus delivers to a peer."""
+        return self._context.bus.address(peer.id)
+
     def executor_joined(self, registration_id: str, peer: RelayPeer) -> None:
-        """An executor's socket is open. It replaces an earlier one, whose harnesses have to reconnect."""
+        """An executor's socket is open. Harnesses may join its address from now on."""
         if self._draining is not None:
             peer.close(self._draining, "draining")
             return
-        earlier = self._executors.get(registration_id)
-        if earlier is not None:
-            self._end(earlier.peer, "", "replaced", REPLACED)
         endpoint = ExecutorEndpoint(self._context, registration_id, peer, partial(self._end, peer, ""))
-        self._executors[registration_id] = self._endpoints[peer.id] = endpoint
+        self._executors[endpoint.address] = self._endpoints[peer.id] = endpoint
         self.counters.executors += 1
 
     def executor_left(self, peer: RelayPeer) -> None:
         """An executor's socket ended: its harnesses are closed with "try again"."""
         self._remove(peer)
 
-    def harness_joined(self, registration_id: str, peer: RelayPeer) -> None:
-        """A harness's socket is open. It is closed if the executor is offline or has too many harnesses."""
+    def harness_joined(self, registration_id: str, executor_address: str, peer: RelayPeer) -> None:
+        """A harness's socket is open. It is closed if the executor's has ended, or if that has too many
+        harnesses.
+        """
         if self._draining is not None:
             peer.close(self._draining, "draining")
             return
-        endpoint = HarnessEndpoint(self._context, registration_id, peer, partial(self._end, peer, ""))
+        endpoint = HarnessEndpoint(
+            self._context, registration_id, executor_address, peer, partial(self._end, peer, "")
+        )
         self._endpoints[peer.id] = endpoint
         self.counters.harnesses += 1
         if not endpoint.announce():
@@ -96,14 +101,14 @@ class Rendezvous:
         if self._queues.drained(peer) and (endpoint := self._endpoints.get(peer.id)) is not None:
             endpoint.has_room()
 
-    def retire(self, registration_id: str, code: int, reason: str) -> None:
-        """End an executor's socket, if there is one, and the sockets of its harnesses."""
-        endpoint = self._executors.get(registration_id)
-        if endpoint is not None:
-            self._end(endpoint.peer, reason, "retired", code)
+    def replace(self, peer: RelayPeer) -> None:
+        """End an executor's socket, because its registration has a newer one (idempotent). Its harnesses have
+        to reconnect.
+        """
+        self._end(peer, "", "replaced", REPLACED)
 
-    def dismiss(self, peer: RelayPeer, code: int, reason: str) -> None:
-        """End a harness's socket (idempotent)."""
+    def retire(self, peer: RelayPeer, code: int, reason: str) -> None:
+        """End a socket, and those of its harnesses if it is an executor's (idempotent)."""
         self._end(peer, reason, "retired", code)
 
     def drain(self, code: int = RESTART) -> None:
@@ -116,14 +121,14 @@ class Rendezvous:
         for endpoint in endpoints:
             self._end(endpoint.peer, "", "draining", code)
 
-    def streams_of(self, registration_id: str) -> int:
-        """The number of an executor's streams at this relay."""
-        endpoint = self._executors.get(registration_id)
+    def streams_of(self, address: str) -> int:
+        """The number of an executor's streams; 0 if its socket is at another relay."""
+        endpoint = self._executors.get(address)
         return len(endpoint.streams) if endpoint is not None else 0
 
-    def harnesses_of(self, registration_id: str) -> int:
-        """The number of an executor's harness sockets."""
-        endpoint = self._executors.get(registration_id)
+    def harnesses_of(self, address: str) -> int:
+        """The number of an executor's harness sockets, at all relays; 0 if its socket is at another relay."""
+        endpoint = self._executors.get(address)
         return len(endpoint.harnesses) if endpoint is not None else 0
 
     def _message_received(self, peer: RelayPeer, message: bytes) -> None:
@@ -146,7 +151,7 @@ class Rendezvous:
             return
         if isinstance(endpoint, ExecutorEndpoint):
             self.counters.executors -= 1
-            del self._executors[endpoint.registration_id]
+            del self._executors[endpoint.address]
         else:
             self.counters.harnesses -= 1
         endpoint.ended()

@@ -8,23 +8,33 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import TypeVar
 
 from aiohttp import web
 
 from execprotocol.relay.contract import REJECTION_REASON_HEADER, check_environment_id
+from execserver.relay.service.endpoints import TRY_AGAIN
+from execserver.relay.service.environment_records import SocketEnd
 from execserver.relay.service.errors import HttpError, peer_of
 from execserver.relay.service.queues import RelayPeer
-from execserver.relay.service.registry import Harness, Registration, RelayRegistry, Revoked, TicketRefused
+from execserver.relay.service.registry import Harness, RelayRegistry, TicketRefused
 from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.sockets import PING_SECONDS, WebSocketPeer, new_socket
+from execserver.relay.service.store import Registration, StoreUnavailable
 from execserver.telemetry.logs import Logger
+
+UNAVAILABLE = "registry_unavailable"
+"""Reason of a refused upgrade and of a closed socket while the registry's store does not answer."""
 
 POLICY_VIOLATION = 1008
 """Close code of a socket that is no longer authorized."""
 
 REVOKED = "token_revoked"
 """Close reason of a socket whose token was revoked or has expired."""
+
+_Redeemed = TypeVar("_Redeemed")
 
 log = Logger()
 
@@ -67,34 +77,26 @@ class RendezvousHttp:
         """Serve an executor's socket until it ends."""
         environment_id, ticket = self._asked(request)
         socket = self._socket(request)
-        try:
-            registration = self._registry.redeem_executor(environment_id, ticket)
-        except TicketRefused as error:
-            raise _refused(error) from None
+        registration = await _redeemed(self._registry.redeem_executor(environment_id, ticket))
         await socket.prepare(request)
         peer = self._peer(socket, request)
         bound = log.bind(
             environment=environment_id, registration=registration.id, peer=peer_of(request), socket=peer.id
         )
-        try:
-            replaced = self._registry.socket_opened(registration)
-        except TicketRefused as error:  # while the upgrade was written
-            peer.close(POLICY_VIOLATION, error.reason)
-            await peer.serve(_ignore, _nothing)
-            return socket
-        for each in replaced:
-            self._rendezvous.retire(each.id, POLICY_VIOLATION, "replaced")
+        # First, so that a harness finds the socket as soon as the registry knows it.
         self._rendezvous.executor_joined(registration.id, peer)
         self.executors.add(peer)
-        bound.info("executor connected")
+        address = self._rendezvous.address(peer)
         try:
+            if await self._open(registration, peer, address):
+                bound.info("executor connected")
             reason = await peer.serve(
                 lambda message: self._rendezvous.from_executor(peer, message), self._text_dropped
             )
         finally:
-            self.executors.discard(peer)
             self._rendezvous.executor_left(peer)
-            self._registry.socket_closed(registration)
+            await self._registry.socket_closed(environment_id, address)
+            self.executors.discard(peer)
         bound.info("executor disconnected", reason=reason)
         return socket
 
@@ -102,10 +104,7 @@ class RendezvousHttp:
         """Serve a client's socket until it ends."""
         environment_id, ticket = self._asked(request)
         socket = self._socket(request)
-        try:
-            harness = self._registry.redeem_harness(environment_id, ticket)
-        except TicketRefused as error:
-            raise _refused(error) from None
+        harness = await _redeemed(self._registry.redeem_harness(environment_id, ticket))
         try:
             await socket.prepare(request)
             peer = self._peer(socket, request)
@@ -120,7 +119,7 @@ class RendezvousHttp:
                 socket=peer.id,
             )
             self.harnesses[harness] = peer
-            self._rendezvous.harness_joined(harness.registration.id, peer)
+            self._rendezvous.harness_joined(harness.registration.id, harness.executor_address, peer)
             bound.info("client connected")
             try:
                 reason = await peer.serve(
@@ -134,23 +133,41 @@ class RendezvousHttp:
         bound.info("client disconnected", reason=reason)
         return socket
 
-    def end(self, revoked: Revoked) -> None:
-        """Close the sockets whose tokens have ended."""
-        for registration in revoked.registrations:
-            self._end_executor(registration)
-        for harness in revoked.harnesses:
+    def end(self, harnesses: Iterable[Harness]) -> None:
+        """Close the sockets of harnesses whose tokens have ended."""
+        for harness in harnesses:
             peer = self.harnesses.get(harness)
             if peer is not None:
-                self._rendezvous.dismiss(peer, POLICY_VIOLATION, REVOKED)
+                self._rendezvous.retire(peer, POLICY_VIOLATION, REVOKED)
 
-    def _end_executor(self, registration: Registration) -> None:
-        log.info(
-            "token of an executor ended",
-            environment=registration.environment_id,
-            registration=registration.id,
-            token=registration.token_id,
-        )
-        self._rendezvous.retire(registration.id, POLICY_VIOLATION, REVOKED)
+    async def _open(self, registration: Registration, peer: WebSocketPeer, address: str) -> bool:
+        """Tell the registry of an executor's socket. False: that failed, and the socket is closing."""
+        try:
+            await self._registry.socket_opened(
+                registration, address, partial(self._end_executor, registration, peer)
+            )
+        except TicketRefused as error:  # its registration was replaced while the upgrade was written
+            self._rendezvous.retire(peer, POLICY_VIOLATION, error.reason)
+        except StoreUnavailable as error:
+            log.warning("registry unavailable", environment=registration.environment_id, error=str(error))
+            self._rendezvous.retire(peer, TRY_AGAIN, UNAVAILABLE)
+        else:
+            return True
+        return False
+
+    def _end_executor(self, registration: Registration, peer: WebSocketPeer, why: SocketEnd) -> None:
+        if why == "redialed":
+            self._rendezvous.replace(peer)
+        elif why == "replaced":
+            self._rendezvous.retire(peer, POLICY_VIOLATION, "replaced")
+        else:
+            log.info(
+                "token of an executor ended",
+                environment=registration.environment_id,
+                registration=registration.id,
+                token=registration.token_id,
+            )
+            self._rendezvous.retire(peer, POLICY_VIOLATION, REVOKED)
 
     def _asked(self, request: web.Request) -> tuple[str, str]:
         environment_id = check_environment_id(request.match_info["environment"])
@@ -178,8 +195,20 @@ class RendezvousHttp:
         self._rendezvous.counters.dropped["text"] += 1
 
 
-def _refused(error: TicketRefused) -> HttpError:
-    return HttpError(error.status, str(error), headers={REJECTION_REASON_HEADER: error.reason})
+async def _redeemed(redeeming: Awaitable[_Redeemed]) -> _Redeemed:
+    """The result of redeeming a ticket, or the refusal of the upgrade."""
+    try:
+        return await redeeming
+    except TicketRefused as error:
+        raise HttpError(error.status, str(error), headers={REJECTION_REASON_HEADER: error.reason}) from None
+    except StoreUnavailable as error:
+        # A ticket proves nothing before it is found: the fault is for the log.
+        log.warning("registry unavailable", error=str(error))
+        raise HttpError(
+            503,
+            "the relay's registry is unavailable now; try again",
+            headers={REJECTION_REASON_HEADER: UNAVAILABLE},
+        ) from None
 
 
 def _ignore(_message: bytes) -> None:

@@ -38,6 +38,7 @@ from execserver.relay.service.listening import (
     tls_context,
 )
 from execserver.relay.service.listening import listen as listen_on
+from execserver.relay.service.memory_store import MemoryStore
 from execserver.relay.service.pages import MetricsReader, Pages
 from execserver.relay.service.registry import RelayRegistry
 from execserver.relay.service.registry_http import PublicUrls, RegistryHttp
@@ -111,7 +112,8 @@ class RelayServer:
         self._stop = asyncio.Event()
         self._manager = ServiceManager(os.environ)
         self._tls = tls_context(settings)
-        self._registry = RelayRegistry(time.monotonic)
+        self._bus = MemoryBus()
+        self._registry = RelayRegistry(MemoryStore(), self._bus, time.time, self._tokens.is_valid)
         self._guard = Guard()
         self._runners: list[web.AppRunner] = []
 
@@ -122,7 +124,7 @@ class RelayServer:
             RelayListenError: a listener cannot be bound.
         """
         loop = asyncio.get_running_loop()
-        self._rendezvous = Rendezvous(MemoryBus(), time.monotonic, loop.call_later)
+        self._rendezvous = Rendezvous(self._bus, time.monotonic, loop.call_later)
         self._sockets = RendezvousHttp(self._registry, self._rendezvous, self._is_draining)
         try:
             url = await self._listen()
@@ -131,7 +133,8 @@ class RelayServer:
             loop.add_signal_handler(signal.SIGHUP, self._reload)
             chores = [
                 loop.create_task(self._repeat(TOKENS_SECONDS, self._check_tokens)),
-                loop.create_task(self._repeat(SWEEP_SECONDS, self._sweep)),
+                loop.create_task(self._repeat(TOKENS_SECONDS, self._registry.settle)),
+                loop.create_task(self._repeat(SWEEP_SECONDS, self._registry.sweep)),
             ]
             if self._manager.beat_seconds is not None:
                 chores.append(loop.create_task(self._repeat(self._manager.beat_seconds, self._beat)))
@@ -170,7 +173,7 @@ class RelayServer:
         metrics = MetricsReader(
             self._registry, registry_http, self._rendezvous, self._sockets, self._guard, self._is_draining
         )
-        pages = Pages(self._registry, self._rendezvous, metrics, self._is_draining)
+        pages = Pages(self._registry, self._rendezvous, metrics, self._fault)
         try:
             bound = control_socket.bind(self._state.descriptor)
         except OSError as error:
@@ -266,11 +269,12 @@ class RelayServer:
         if ended:
             self._sockets.end(self._registry.revoked(ended))
 
-    def _sweep(self) -> None:
-        self._registry.sweep()
-
     def _beat(self) -> None:
         self._manager.beat()
+
+    def _fault(self) -> str:
+        """Why the relay admits no peers now; empty: it does."""
+        return "the relay is about to end" if self._draining else ""
 
     # -- signals
 

@@ -257,6 +257,10 @@ class TokenStore:
         now = self._clock()
         return set(token_ids) - {token.id for token in self._tokens if not token.expired(now)}
 
+    def is_valid(self, token_id: str) -> bool:
+        """Whether a token was not revoked and has not expired."""
+        return not self.ended((token_id,))
+
     def refresh(self) -> None:
         """Read the file again if it has changed. If it is invalid, `fault` says why."""
         try:

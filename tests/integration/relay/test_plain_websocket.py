@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -25,6 +25,7 @@ from execprotocol.relay.noise import REJECTION, Binding, NoiseTransport, Respond
 from execprotocol.relay.records import MessageAssembler, RecordQueue
 from execserver.relay.service.bus import MemoryBus
 from execserver.relay.service.errors import Guard
+from execserver.relay.service.memory_store import MemoryStore
 from execserver.relay.service.plain_websocket import PlainWebSocket
 from execserver.relay.service.queues import Limits, RelayPeer
 from execserver.relay.service.registry import Harness, RelayRegistry
@@ -58,13 +59,19 @@ class Executor:
         self._admits = admits
         self._silent = silent
         self._unanswered: list[frames.Frame] = []
+        self._handshakes: list[asyncio.Task[None]] = []
         self._keys = KeyPair.generate()
         self._streams: dict[str, tuple[NoiseTransport, MessageAssembler]] = {}
         self._sent: dict[str, int] = {}
-        registered = relay.registry.register("box", self._keys.public, "token-of-executor")
+
+    async def join(self) -> Self:
+        """Register, and join."""
+        registry, rendezvous = self._relay.registry, self._relay.rendezvous
+        registered = await registry.register("box", self._keys.public, "token-of-executor")
         self.registration = registered.registration
-        relay.registry.socket_opened(self.registration)
-        relay.rendezvous.executor_joined(self.registration.id, self)
+        rendezvous.executor_joined(self.registration.id, self)
+        await registry.socket_opened(self.registration, rendezvous.address(self), lambda _why: None)
+        return self
 
     def send(self, frame: bytes) -> None:
         self.kinds.append(frames.decode(frame).kind)
@@ -79,9 +86,9 @@ class Executor:
     def resume(self) -> None:
         self.paused = False
 
-    def leave(self) -> None:
+    async def leave(self) -> None:
         self._relay.rendezvous.executor_left(self)
-        self._relay.registry.socket_closed(self.registration)
+        await self._relay.registry.socket_closed("box", self._relay.rendezvous.address(self))
 
     def say(self, stream_id: str, message: bytes) -> None:
         queue = RecordQueue()
@@ -110,16 +117,20 @@ class Executor:
         if frame.kind == "handshake" and self._silent:
             self._unanswered.append(frame)
         elif frame.kind == "handshake":
-            responder = Responder(self._keys, Binding("box", self.registration.id, stream))
-            harness, authorization = responder.read_first(frame.payload)
-            asked = ValidateRequest(self.registration.id, harness, authorization.decode())
-            assert self._relay.registry.validate("box", asked)
-            answer, transport = responder.write_second(b"" if self._admits else REJECTION)
-            self._streams[stream] = (transport, MessageAssembler(lambda message: self._said(stream, message)))
-            self._forward(frames.handshake(stream, answer))
+            self._handshakes.append(asyncio.create_task(self._shake_hands(frame)))
         elif frame.kind == "data":
             transport, assembler = self._streams[stream]
             assembler.feed(transport.open(frame.payload))
+
+    async def _shake_hands(self, frame: frames.Frame) -> None:
+        stream = frame.stream_id
+        responder = Responder(self._keys, Binding("box", self.registration.id, stream))
+        harness, authorization = responder.read_first(frame.payload)
+        asked = ValidateRequest(self.registration.id, harness, authorization.decode())
+        assert await self._relay.registry.validate("box", asked)
+        answer, transport = responder.write_second(b"" if self._admits else REJECTION)
+        self._streams[stream] = (transport, MessageAssembler(lambda message: self._said(stream, message)))
+        self._forward(frames.handshake(stream, answer))
 
     def _said(self, stream: str, message: bytes | bytearray) -> None:
         self.received.put_nowait(bytes(message))
@@ -133,9 +144,10 @@ class Relay:
 
     def __init__(self, folder: Path, limits: Limits | None) -> None:
         loop = asyncio.get_running_loop()
-        self.registry = RelayRegistry(time.monotonic)
+        bus = MemoryBus()
         self.tokens = TokenStore(folder, create=True)
-        self.rendezvous = Rendezvous(MemoryBus(), time.monotonic, loop.call_later, limits)
+        self.registry = RelayRegistry(MemoryStore(), bus, time.time, lambda _token: True)
+        self.rendezvous = Rendezvous(bus, time.monotonic, loop.call_later, limits)
         self.admitted: dict[Harness, RelayPeer] = {}
         self.draining = False
         self.door = PlainWebSocket(
@@ -198,7 +210,7 @@ async def until(condition: Callable[[], object]) -> None:
 @pytest.mark.statement("R60")
 async def test_a_client_speaks_through_the_door(tmp_path: Path) -> None:
     async with served(tmp_path) as (relay, session):
-        executor = Executor(relay)
+        executor = await Executor(relay).join()
         async with session.ws_connect(f"{relay.url}/exec/box", headers=relay.headers) as socket:
             await socket.send_str("as text")
             assert await socket.receive_str() == "as text"
@@ -213,7 +225,7 @@ async def test_a_client_speaks_through_the_door(tmp_path: Path) -> None:
 
 async def test_each_client_has_a_stream_of_its_own(tmp_path: Path) -> None:
     async with served(tmp_path) as (relay, session):
-        executor = Executor(relay)
+        executor = await Executor(relay).join()
         url = f"{relay.url}/exec/box"
         async with (
             session.ws_connect(url, headers=relay.headers) as one,
@@ -228,7 +240,7 @@ async def test_each_client_has_a_stream_of_its_own(tmp_path: Path) -> None:
 async def test_one_token_does_not_take_all_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("execserver.relay.service.plain_websocket.MAX_CLIENTS", 1)
     async with served(tmp_path) as (relay, session):
-        Executor(relay)
+        await Executor(relay).join()
         url = f"{relay.url}/exec/box"
         _, other = relay.token("client", "box")
         async with session.ws_connect(url, headers=relay.headers):
@@ -248,7 +260,7 @@ async def test_one_token_does_not_take_all_places(tmp_path: Path, monkeypatch: p
 @pytest.mark.statement("R60")
 async def test_who_may_not_come_in_is_told_why_before_there_is_a_websocket(tmp_path: Path) -> None:
     async with served(tmp_path) as (relay, session):
-        Executor(relay)
+        await Executor(relay).join()
         url = f"{relay.url}/exec/box"
         _, both = relay.token("client", "box", "closed")
         _, other = relay.token("client", "other")
@@ -284,7 +296,7 @@ async def test_an_executor_that_does_not_list_the_door_is_named_with_the_key_tha
     tmp_path: Path,
 ) -> None:
     async with served(tmp_path) as (relay, session):
-        Executor(relay, admits=False)
+        await Executor(relay, admits=False).join()
         status, _, text = await refusal(session, f"{relay.url}/exec/box", relay.headers)
 
     assert status == 502
@@ -296,7 +308,7 @@ async def test_an_executor_that_does_not_answer_is_not_waited_for_for_ever(
 ) -> None:
     monkeypatch.setattr("execserver.relay.service.plain_websocket.HANDSHAKE_SECONDS", 0.05)
     async with served(tmp_path) as (relay, session):
-        executor = Executor(relay, silent=True)
+        executor = await Executor(relay, silent=True).join()
         status, _, _ = await refusal(session, f"{relay.url}/exec/box", relay.headers)
         await until(lambda: executor.kinds[-1] == "reset")
 
@@ -308,7 +320,7 @@ async def test_a_client_that_leaves_before_the_executor_has_answered_leaves_noth
     tmp_path: Path,
 ) -> None:
     async with served(tmp_path) as (relay, session):
-        executor = Executor(relay, silent=True)
+        executor = await Executor(relay, silent=True).join()
         parts = urlsplit(relay.url)
         _, writer = await asyncio.open_connection(parts.hostname, parts.port)
         upgrade = "\r\n".join(f"{name}: {value}" for name, value in (UPGRADE | relay.headers).items())
@@ -331,7 +343,7 @@ async def test_a_client_that_leaves_before_the_executor_has_answered_leaves_noth
 
 async def test_no_client_is_admitted_while_the_relay_drains(tmp_path: Path) -> None:
     async with served(tmp_path) as (relay, session):
-        Executor(relay)
+        await Executor(relay).join()
         relay.draining = True
         assert (await refusal(session, f"{relay.url}/exec/box", relay.headers))[0] == 503
 
@@ -345,17 +357,17 @@ async def test_no_client_is_admitted_while_the_relay_drains(tmp_path: Path) -> N
 )
 async def test_the_socket_ends_with_its_stream_and_says_why(tmp_path: Path, event: str, code: int) -> None:
     async with served(tmp_path) as (relay, session):
-        executor = Executor(relay)
+        executor = await Executor(relay).join()
         async with session.ws_connect(f"{relay.url}/exec/box", headers=relay.headers) as socket:
             if event == "executor gone":
-                executor.leave()
+                await executor.leave()
             elif event == "stream reset":
                 executor._forward(frames.reset(executor.streams[0], "enough"))
             elif event == "relay ends":
                 relay.rendezvous.drain()
             else:
-                for harness in relay.registry.revoked({relay.token_id}).harnesses:
-                    relay.rendezvous.dismiss(relay.admitted[harness], 1008, "token_revoked")
+                for harness in relay.registry.revoked({relay.token_id}):
+                    relay.rendezvous.retire(relay.admitted[harness], 1008, "token_revoked")
 
             message = await socket.receive()
 
@@ -368,7 +380,7 @@ async def test_the_socket_ends_with_its_stream_and_says_why(tmp_path: Path, even
 
 async def test_large_messages_pass_in_both_directions_and_come_in_fragments(tmp_path: Path) -> None:
     async with served(tmp_path) as (relay, session):
-        executor = Executor(relay)
+        executor = await Executor(relay).join()
         large = bytes(range(128)) * (12 << 13)  # 12 MiB
         executor.answer = lambda message: message[::-1]
         async with session.ws_connect(
@@ -380,7 +392,7 @@ async def test_large_messages_pass_in_both_directions_and_come_in_fragments(tmp_
 
 async def test_a_message_of_more_than_64_mib_ends_the_socket(tmp_path: Path) -> None:
     async with served(tmp_path) as (relay, _):
-        executor = Executor(relay)
+        executor = await Executor(relay).join()
         client = await asyncio.to_thread(
             connect_ws, relay.url.replace("http", "ws") + "/exec/box", relay.headers
         )
@@ -397,7 +409,7 @@ async def test_a_message_of_more_than_64_mib_ends_the_socket(tmp_path: Path) -> 
 
 async def test_a_full_executor_stops_the_client_that_fills_it(tmp_path: Path) -> None:
     async with served(tmp_path) as (relay, session):
-        executor = Executor(relay)
+        executor = await Executor(relay).join()
         executor.answer = lambda message: None
         async with session.ws_connect(f"{relay.url}/exec/box", headers=relay.headers) as socket:
             executor.queued = relay.rendezvous.limits.high + 1
@@ -414,7 +426,7 @@ async def test_a_full_executor_stops_the_client_that_fills_it(tmp_path: Path) ->
 async def test_a_client_that_does_not_read_is_cut_and_another_goes_on(tmp_path: Path) -> None:
     limits = Limits(most=8 << 20)
     async with served(tmp_path, limits) as (relay, session):
-        executor = Executor(relay)
+        executor = await Executor(relay).join()
         executor.answer = lambda message: message
         url = f"{relay.url}/exec/box"
         slow = await asyncio.to_thread(connect_ws, url.replace("http", "ws"), relay.headers)
@@ -438,7 +450,7 @@ async def test_a_client_that_does_not_read_is_cut_and_another_goes_on(tmp_path: 
 
 async def test_the_executor_is_held_up_for_a_client_only_until_that_has_caught_up(tmp_path: Path) -> None:
     async with served(tmp_path) as (relay, session):
-        executor = Executor(relay)
+        executor = await Executor(relay).join()
         async with session.ws_connect(
             f"{relay.url}/exec/box", headers=relay.headers, max_msg_size=0
         ) as socket:

@@ -319,7 +319,7 @@ def test_asking_who_is_online_and_helping_load_no_server() -> None:
 
 def test_serving_loads_nothing_of_the_daemon() -> None:
     script = (
-        "import sys, execserver.relay.service.server; print([n for n in ('pydantic', 'msgspec', 'picows', "
+        "import sys, execserver.relay.service.server; print([n for n in ('pydantic', 'picows', "
         "'httpcore', 'execserver.server', 'execserver.configuration') if n in sys.modules])"
     )
 

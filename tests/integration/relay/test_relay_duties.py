@@ -27,6 +27,7 @@ from execprotocol.relay.keys import KeyPair
 from execprotocol.relay.noise import Binding, Initiator, NoiseTransport
 from execserver.relay.service.bus import MemoryBus
 from execserver.relay.service.errors import Guard
+from execserver.relay.service.memory_store import MemoryStore
 from execserver.relay.service.queues import PEER_CLOSED, SLOW_CONSUMER, STREAM_ID_IN_USE, TOO_MANY_STREAMS
 from execserver.relay.service.registry import RelayRegistry
 from execserver.relay.service.rendezvous import Rendezvous
@@ -437,9 +438,9 @@ async def test_a_ticket_leads_nowhere_once_its_executor_is_gone(wire: Wire, plac
 async def test_what_was_not_used_in_time_is_refused_as_expired(place: str) -> None:
     # The relay's parts with a clock of the test's own, on a port.
     now = time.monotonic()
-    registry = RelayRegistry(lambda: now)
-    loop = asyncio.get_running_loop()
-    http = RendezvousHttp(registry, Rendezvous(MemoryBus(), time.monotonic, loop.call_later), lambda: False)
+    bus, loop = MemoryBus(), asyncio.get_running_loop()
+    registry = RelayRegistry(MemoryStore(), bus, lambda: now, lambda _token: True)
+    http = RendezvousHttp(registry, Rendezvous(bus, time.monotonic, loop.call_later), lambda: False)
     app = web.Application(middlewares=[Guard().middleware()])
     app.add_routes(http.routes(""))
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -448,10 +449,12 @@ async def test_what_was_not_used_in_time_is_refused_as_expired(place: str) -> No
     base = f"ws://127.0.0.1:{runner.addresses[0][1]}/cloud/environment/{place}"
     try:
         async with Wire("", "", "") as wire:
-            registered = registry.register(place, KeyPair.generate().public, "token")
+            registered = await registry.register(place, KeyPair.generate().public, "token")
             executor_url = f"{base}/executor?ticket={registered.ticket}"
             executor = await wire.dial(executor_url)
-            introductions = [registry.connect(place, KeyPair.generate().public, "token") for _ in range(2)]
+            introductions = [
+                await registry.connect(place, KeyPair.generate().public, "token") for _ in range(2)
+            ]
             in_time, late = [f"{base}/harness?ticket={each.ticket}" for each in introductions]
 
             now += 59

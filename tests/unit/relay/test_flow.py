@@ -324,7 +324,7 @@ class Answering(FakePeer):
 def answering(relay: Relay) -> Answering:
     peer = Answering("door", relay.rendezvous)
     peer.relay = relay
-    relay.rendezvous.harness_joined("r1", peer)
+    relay.rendezvous.harness_joined("r1", "e1", peer)
     return peer
 
 

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from execprotocol.relay.keys import KeyPair
 from execserver.relay.service.bus import MemoryBus
 from execserver.relay.service.errors import Guard
+from execserver.relay.service.memory_store import MemoryStore
 from execserver.relay.service.pages import MetricsReader, metrics_page
 from execserver.relay.service.registry import RelayRegistry
 from execserver.relay.service.registry_http import PublicUrls, RegistryHttp
@@ -65,19 +66,20 @@ def test_the_page_shows_what_was_counted() -> None:
     assert {each.name.removesuffix("_total") for each in RELAY_DEFINITIONS} <= names
 
 
-def test_the_watcher_reads_every_number_where_it_is_counted() -> None:
+async def test_the_watcher_reads_every_number_where_it_is_counted() -> None:
     draining = False
-    registry = RelayRegistry(lambda: 0.0)
-    rendezvous = Rendezvous(MemoryBus(), lambda: 0.0, lambda _seconds, _call: NoTimer())
+    bus = MemoryBus()
+    registry = RelayRegistry(MemoryStore(), bus, lambda: 0.0, lambda _token: True)
+    rendezvous = Rendezvous(bus, lambda: 0.0, lambda _seconds, _call: NoTimer())
     guard = Guard()
     registry_http = RegistryHttp(
         registry, TokenStore.__new__(TokenStore), PublicUrls("", "http", ""), lambda: draining
     )
     sockets = RendezvousHttp(registry, rendezvous, lambda: draining)
     watcher = MetricsReader(registry, registry_http, rendezvous, sockets, guard, lambda: draining)
-    registered = registry.register("box", KeyPair.generate().public, "token")
-    registry.register("other", KeyPair.generate().public, "token")
-    registry.socket_opened(registered.registration)
+    registered = await registry.register("box", KeyPair.generate().public, "token")
+    await registry.register("other", KeyPair.generate().public, "token")
+    await registry.socket_opened(registered.registration, "e1", lambda _why: None)
     rendezvous.counters.bytes_down = 11
     rendezvous.counters.holds, rendezvous.counters.failed_holds = 5, 2
     registry_http.outcomes["register", "conflict"] += 1

@@ -37,6 +37,8 @@ def test_duty_1_a_second_socket_of_a_registration_replaces_the_first(relay: Rela
     relay.up(client, *claim("s1"))
 
     second = relay.executor(name="e2")
+    relay.rendezvous.replace(first)
+    relay.rendezvous.replace(first)
 
     assert first.closed == (1001, "replaced")
     assert second.closed is None
@@ -46,11 +48,13 @@ def test_duty_1_a_second_socket_of_a_registration_replaces_the_first(relay: Rela
     relay.up(again, *claim("s2"))
     assert second.sent == list(claim("s2"))
     assert relay.counters.executors == 1
+    assert relay.counters.closed["replaced"] == 1
 
 
 def test_duty_1_what_a_replaced_executor_still_sends_goes_nowhere(relay: Relay) -> None:
     first = relay.executor(name="e1")
     relay.executor(name="e2")
+    relay.rendezvous.replace(first)
     client = relay.harness("h1")
     relay.up(client, *claim("s1"))
 
@@ -126,7 +130,7 @@ def test_duty_3_a_harness_gets_the_frames_of_its_own_streams_only(relay: Relay) 
         relay.down(executor, *pair)
 
     assert {name: client.sent for name, client in clients.items()} == answers
-    assert relay.rendezvous.streams_of("r1") == 6
+    assert relay.streams_of("r1") == 6
 
 
 @pytest.mark.statement("R23")
@@ -175,7 +179,7 @@ def test_duty_5_the_end_of_a_harness_resets_its_streams_at_the_executor(relay: R
     relay.rendezvous.harness_left(leaving)
 
     assert sorted(resets(executor)) == [("a", "relay_peer_closed"), ("b", "relay_peer_closed")]
-    assert relay.rendezvous.streams_of("r1") == 1
+    assert relay.streams_of("r1") == 1
     relay.down(executor, frames.data("a", 0, b"late"))
     assert leaving.sent == []
 
@@ -252,7 +256,7 @@ def test_a_reset_by_the_harness_is_forwarded_and_ends_the_stream(relay: Relay) -
 
     assert executor.sent == [*claim("s1"), frames.reset("s1", "enough")]
     assert client.sent == []
-    assert relay.rendezvous.streams_of("r1") == 0
+    assert relay.streams_of("r1") == 0
 
 
 def test_an_id_is_free_again_after_its_stream_ended(relay: Relay) -> None:
@@ -284,7 +288,7 @@ def test_what_cannot_begin_a_stream_begins_none(relay: Relay) -> None:
     relay.up(client, frames.reset("s1", "x"), b"\x08\x01\x12\x02s1\x4a\x00", b"\x08\x01\x12\x02s1\x32\x00")
 
     assert executor.sent == client.sent == []
-    assert relay.rendezvous.streams_of("r1") == 0
+    assert relay.streams_of("r1") == 0
 
 
 def test_the_memory_of_ended_streams_is_bounded(relay: Relay) -> None:
@@ -294,9 +298,9 @@ def test_the_memory_of_ended_streams_is_bounded(relay: Relay) -> None:
         relay.up(client, *claim(f"s{number}"), frames.reset(f"s{number}", "done"))
 
     relay.up(client, frames.data(f"s{ENDED_STREAMS}", 0, b"remembered"))
-    assert relay.rendezvous.streams_of("r1") == 0
+    assert relay.streams_of("r1") == 0
     relay.up(client, frames.data("s0", 0, b"forgotten"))
-    assert relay.rendezvous.streams_of("r1") == 1
+    assert relay.streams_of("r1") == 1
 
 
 # -- tenants
@@ -329,7 +333,6 @@ def test_a_harness_that_sends_as_an_executor_moves_nothing_of_others(relay: Rela
     relay.up(owner, *claim("s1"))
 
     relay.rendezvous.executor_left(liar)
-    relay.rendezvous.retire("r2", 1008, "x")
 
     assert executor.closed is owner.closed is None
 
@@ -344,7 +347,7 @@ def test_an_executor_has_room_for_so_many_harness_sockets(relay: Relay) -> None:
     relay.rendezvous.harness_left(clients[3])
     relay.rendezvous.harness_left(clients[0])
     assert relay.harness("h4").closed is None
-    assert relay.rendezvous.harnesses_of("r1") == 3
+    assert relay.rendezvous.harnesses_of("e1") == 3
 
 
 # -- ends that the relay decides on
@@ -354,8 +357,8 @@ def test_a_retired_executor_hears_why_and_its_harnesses_try_again(relay: Relay) 
     executor, other = relay.executor("r1", "e1"), relay.executor("r2", "e2")
     client = relay.harness("h1", "r1")
 
-    relay.rendezvous.retire("r1", 1008, "token_revoked")
-    relay.rendezvous.retire("r1", 1008, "token_revoked")
+    relay.rendezvous.retire(executor, 1008, "token_revoked")
+    relay.rendezvous.retire(executor, 1008, "token_revoked")
 
     assert executor.closed == (1008, "token_revoked")
     assert client.closed == GONE
@@ -368,8 +371,8 @@ def test_a_dismissed_harness_is_reset_at_the_executor(relay: Relay) -> None:
     client = relay.harness("h1")
     relay.up(client, *claim("s1"))
 
-    relay.rendezvous.dismiss(client, 1008, "token_revoked")
-    relay.rendezvous.dismiss(client, 1008, "token_revoked")
+    relay.rendezvous.retire(client, 1008, "token_revoked")
+    relay.rendezvous.retire(client, 1008, "token_revoked")
 
     assert client.closed == (1008, "token_revoked")
     assert resets(executor) == [("s1", "relay_peer_closed")]
@@ -401,6 +404,7 @@ def test_an_executor_and_a_harness_meet_over_a_bus_that_two_relays_share() -> No
     bus = MemoryBus()
     one, two = Relay(bus=bus), Relay(bus=bus)
     executor = one.executor(stuck=True)
+    two.addresses = one.addresses
     client = two.harness("h1", stuck=True)
 
     two.up(client, *claim("s1"))
