@@ -111,8 +111,8 @@ async def idle(crowd: Crowd, state: Path) -> Measured:
     client_token = tokens.create("client", names)[1]
     key = KeyPair.generate().public
     with RelayService(state, "--log-level", "warning") as relay:
-        executors = RegistryClient(relay.url, _given(executor_token))
-        clients = RegistryClient(relay.url, _given(client_token))
+        executors = RegistryClient(relay.url, given(executor_token))
+        clients = RegistryClient(relay.url, given(client_token))
         peers: list[_Silent] = []
 
         async def executor(name: str) -> None:
@@ -211,7 +211,9 @@ async def _resident(relay: RelayService) -> float:
     return process_tree.memory(relay.pid).resident
 
 
-def _given(token: str) -> Callable[[], Awaitable[str]]:
+def given(token: str) -> Callable[[], Awaitable[str]]:
+    """What a `RegistryClient` takes its token from."""
+
     async def give() -> str:
         return token
 

@@ -37,7 +37,7 @@ ROWS = (
     Row("four_output", "output to 4 clients at once, in all", "MB/s", "higher"),
     Row("connect", "connect, to the first answer", "ms"),
     Row("executor_cpu", "processor time of the server per GB of output", "s"),
-    Row("relay_cpu", "processor time of the relay per GB of output", "s"),
+    Row("relay_cpu", "processor time of what is between per GB of output", "s"),
 )
 """The last is of the relay alone."""
 
@@ -65,7 +65,8 @@ class Way:
     token: str | None
     server: int
     """Its process."""
-    relay: int | None
+    between: tuple[int, ...]
+    """The processes between it and the clients: relays, and NATS."""
 
     def connect(self) -> execclient.connect:
         """A new client."""
@@ -90,10 +91,10 @@ class Ways:
             listener = opening.enter_context(our_listener(self._scratch / "listener"))
             relay = opening.enter_context(RelayService(self._scratch / "relay"))
             executor = opening.enter_context(our_executor(relay, ENVIRONMENT, self._scratch / "executor"))
-            self.direct = Way(listener.first_line(), None, listener.pid, None)
+            self.direct = Way(listener.first_line(), None, listener.pid, ())
             token = relay.token("client", ENVIRONMENT)
             executor.wait_online(relay, ENVIRONMENT)
-            self.relayed = Way(relay.client_url(ENVIRONMENT), token, executor.pid, relay.pid)
+            self.relayed = Way(relay.client_url(ENVIRONMENT), token, executor.pid, (relay.pid,))
             self._open = opening.pop_all()
         return self
 
@@ -118,7 +119,7 @@ async def measure(way: Way, traffic: Traffic, scratch: Path) -> Measured:
             gigabytes = traffic.output_mib * MIB / 1e9
             used = [(after - earlier) / gigabytes for earlier, after in zip(before, _cpu(way), strict=True)]
             measured["executor_cpu"] = used[0]
-            if way.relay is not None:
+            if way.between:
                 measured["relay_cpu"] = used[1]
 
             began = time.perf_counter()
@@ -209,10 +210,8 @@ def _rate(size: int, mib: int, began: float) -> float:
 
 
 def _cpu(way: Way) -> tuple[float, float]:
-    """Seconds of the server, its supervisor included but not its commands, and of the relay."""
-    return process_tree.cpu_seconds(way.server), (
-        process_tree.cpu_seconds(way.relay) if way.relay is not None else 0.0
-    )
+    """Seconds of the server, its supervisor included but not its commands, and of what is between."""
+    return process_tree.cpu_seconds(way.server), sum(map(process_tree.cpu_seconds, way.between))
 
 
 @contextmanager

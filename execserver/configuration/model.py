@@ -102,6 +102,13 @@ def _registry_url(value: str) -> str:
         raise ValueError(str(error)) from None
 
 
+def _proxy_url(value: str) -> str:
+    # Here, because few daemons have a proxy.
+    from execprotocol.proxies import check_proxy_url
+
+    return check_proxy_url(value)
+
+
 def _environment_id(value: str) -> str:
     try:
         return check_environment_id(value)
@@ -287,6 +294,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             group=REMOTE,
         ),
     ] = False
+    proxy: Annotated[
+        str | None,
+        _option(
+            "the proxy for dialling out to the registry and its relay: http://[USER:PASSWORD@]HOST[:PORT], "
+            "https:// or socks5h://; a password belongs in EXECSERVER_PROXY or the configuration file, as "
+            "other users can see flags",
+            group=REMOTE,
+            metavar="URL",
+            unset="HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY",
+            secret=True,
+            check=_proxy_url,
+        ),
+    ] = None
     retained_output_bytes: Annotated[
         int,
         _option(
@@ -460,6 +480,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             remote_key_file=_name(self.remote_key_file),
             remote_allowed_clients=_name(self.remote_allowed_clients),
             remote_exit_on_refusal=self.remote_exit_on_refusal,
+            proxy=self.proxy,
         )
 
     @property

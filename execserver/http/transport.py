@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -22,6 +21,7 @@ import msgspec
 
 from execprotocol.daemon_thread import causes_of
 from execprotocol.errors import os_error_text
+from execprotocol.proxies import ProxyVariables
 from execserver.http.request import HttpRequest, Target, TransferError, UrlError, as_browsers_read
 
 _MAX_TEXT = 200
@@ -175,18 +175,12 @@ class Proxy(msgspec.Struct, frozen=True):
 class Proxies:
     """The proxies that the variables of an environment name.
 
-    `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, each also in small letters; capitals have
-    priority.
+    Args:
+        environment: the variables, by the rules of `execprotocol.proxies.ProxyVariables`.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        every = _value(environment, "ALL_PROXY")
-        # A CGI program gets the header `Proxy` of its client as HTTP_PROXY.
-        plain = "" if "REQUEST_METHOD" in environment else _value(environment, "HTTP_PROXY")
-        self._urls = {"http": plain or every, "https": _value(environment, "HTTPS_PROXY") or every}
-        self._exceptions = [
-            entry for part in _value(environment, "NO_PROXY").split(",") if (entry := part.strip())
-        ]
+        self._variables = ProxyVariables(environment)
 
     def of(self, target: Target) -> Proxy | None:
         """The proxy for a target, or None to connect to it directly.
@@ -194,14 +188,8 @@ class Proxies:
         Raises:
             TransferError: the environment names a SOCKS proxy, and only HTTP proxies are supported.
         """
-        url = self._urls[target.scheme]
-        if not url or any(_matches(entry, target.host) for entry in self._exceptions):
-            return None
-        return _parse_proxy(url)
-
-
-def _value(environment: Mapping[str, str], name: str) -> str:
-    return environment.get(name, environment.get(name.lower(), "")).strip()
+        found = self._variables.of(target.scheme, target.host)
+        return None if found is None else _parse_proxy(found[1])
 
 
 def _parse_proxy(text: str) -> Proxy | None:
@@ -219,20 +207,3 @@ def _parse_proxy(text: str) -> Proxy | None:
     if url.username or url.password:
         credentials = unquote_to_bytes(url.username or ""), unquote_to_bytes(url.password or "")
     return Proxy(url.scheme, url.host.strip("[]"), url.port, credentials)
-
-
-def _matches(entry: str, host: str) -> bool:
-    """Whether an entry of `NO_PROXY` covers a host: `*`, an address, a network, or a name, which covers the
-    names below it too.
-    """
-    if entry == "*":
-        return True
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        name = entry.lower().removeprefix(".")
-        return host == name or host.endswith(f".{name}")
-    try:
-        return address in ipaddress.ip_network(entry, strict=False)
-    except ValueError:
-        return False

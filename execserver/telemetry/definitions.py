@@ -16,7 +16,7 @@ import msgspec
 
 from execserver import __version__
 from execserver.telemetry.exposition import Distribution, Labels, MetricKind, Number, Reading, Readings
-from execserver.telemetry.measures import LATENCY_BUCKETS, Measures
+from execserver.telemetry.measures import LATENCY_BUCKETS, Measures, RequestCounts
 
 
 class Gauges(msgspec.Struct, frozen=True):
@@ -87,11 +87,7 @@ def _requests(measures: Measures, gauges: Gauges) -> Iterable[Number]:
 
 
 def _durations(measures: Measures, gauges: Gauges) -> Iterable[Distribution]:
-    bounds = [*map(bucket_bound, LATENCY_BUCKETS), "+Inf"]
-    for method, counts in measures.requests.items():
-        if counts.codes:
-            buckets = tuple(zip(bounds, accumulate(counts.buckets), strict=True))
-            yield Distribution((method,), buckets, counts.seconds)
+    return [distribution((method,), counts) for method, counts in measures.requests.items() if counts.codes]
 
 
 def _open_connections(measures: Measures, gauges: Gauges) -> Iterable[Number]:
@@ -105,6 +101,12 @@ def _build(measures: Measures, gauges: Gauges) -> Iterable[Number]:
 
 def _threads(measures: Measures, gauges: Gauges) -> Iterable[Number]:
     return [Number((), filesystem_threads())]
+
+
+def distribution(labels: Labels, counts: RequestCounts) -> Distribution:
+    """The histogram of requests of one kind."""
+    bounds = [*map(bucket_bound, LATENCY_BUCKETS), "+Inf"]
+    return Distribution(labels, tuple(zip(bounds, accumulate(counts.buckets), strict=True)), counts.seconds)
 
 
 def bucket_bound(seconds: float) -> str:

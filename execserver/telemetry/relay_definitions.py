@@ -1,17 +1,22 @@
 """The table of a relay's metrics: name, help text, and the number of each.
 
-A relay is a program of its own, so these are never on a daemon's page. No label holds text from a peer.
+A relay is a program of its own, so these are never on a daemon's page. No label holds text from a peer, but
+for the names of pools, which the operator's tokens contain.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+
+from execserver.telemetry.exposition import MetricKind
+from execserver.telemetry.measures import RequestCounts
 
 
 @dataclass(slots=True)
 class RelayNumbers:
-    """All numbers of a relay at one moment. A dictionary has a number for each value of its label."""
+    """All numbers of a relay at one moment. A dictionary has a number for each value of its label, or for
+    each tuple of values of its labels. None: a relay without NATS does not have it.
+    """
 
     uptime_seconds: float = 0
     draining: int = 0
@@ -31,14 +36,32 @@ class RelayNumbers:
     introductions: dict[str, int] = field(default_factory=dict)
     validations: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
+    # Of a fleet. Its code fills them in (`FleetSource`).
+    fleet_nodes: int | None = None
+    nats_connected: int | None = None
+    nats_reconnects: int | None = None
+    bus_frames: dict[str, int] = field(default_factory=dict)
+    bus_bytes: dict[str, int] = field(default_factory=dict)
+    bus_queued_bytes: int | None = None
+    bus_undecodable: int | None = None
+    link_ends: dict[str, int] = field(default_factory=dict)
+    store_operations: dict[str, RequestCounts] = field(default_factory=dict)
+    """By operation; the code is 1 for those that failed."""
+    store_errors: dict[str, int] = field(default_factory=dict)
+    health_write_age_seconds: float | None = None
+    # Of pools, in the whole fleet.
+    pool_executors: dict[tuple[str, str], int] = field(default_factory=dict)
+    pool_sessions: dict[str, int] = field(default_factory=dict)
+    pool_capacity: dict[str, int] = field(default_factory=dict)
+    pool_waiting: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class RelayDefinition:
-    """One metric: `number` names a member of `RelayNumbers`, `labels` the label if it is a dictionary."""
+    """One metric: `number` names a member of `RelayNumbers`, `labels` the labels if it is a dictionary."""
 
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: MetricKind
     help: str
     number: str
     labels: tuple[str, ...] = ()
@@ -147,5 +170,107 @@ RELAY_DEFINITIONS: tuple[RelayDefinition, ...] = (
         "Requests and upgrades refused, by the HTTP status of the answer.",
         "refusals",
         ("status",),
+    ),
+    RelayDefinition(
+        "execserver_relay_fleet_nodes",
+        "gauge",
+        "Relays that share the NATS cluster and are alive, this one included, as this one knows.",
+        "fleet_nodes",
+    ),
+    RelayDefinition(
+        "execserver_relay_nats_connected",
+        "gauge",
+        "1 while the relay is connected to NATS.",
+        "nats_connected",
+    ),
+    RelayDefinition(
+        "execserver_relay_nats_reconnects_total",
+        "counter",
+        "Connections to NATS after the first.",
+        "nats_reconnects",
+    ),
+    RelayDefinition(
+        "execserver_relay_bus_frames_total",
+        "counter",
+        "Messages between this relay and others, by direction: `in` or `out`.",
+        "bus_frames",
+        ("direction",),
+    ),
+    RelayDefinition(
+        "execserver_relay_bus_bytes_total",
+        "counter",
+        "The same, in bytes of NATS messages.",
+        "bus_bytes",
+        ("direction",),
+    ),
+    RelayDefinition(
+        "execserver_relay_bus_queued_bytes",
+        "gauge",
+        "Bytes for other relays that NATS has not taken yet.",
+        "bus_queued_bytes",
+    ),
+    RelayDefinition(
+        "execserver_relay_bus_undecodable_total",
+        "counter",
+        "NATS messages on the subjects of relays that no relay sent, or one of an incompatible version.",
+        "bus_undecodable",
+    ),
+    RelayDefinition(
+        "execserver_relay_link_ends_total",
+        "counter",
+        "How often all sockets with a peer at one other relay were ended, by cause: a `gap` in what arrived; "
+        "a `reset`, a gap there; `overflow`, a queue of 64 MiB; `oversized`, a frame above `max_payload`; "
+        "`dead`, no beat of that relay. Their sessions are resumed.",
+        "link_ends",
+        ("cause",),
+    ),
+    RelayDefinition(
+        "execserver_relay_store_errors_total",
+        "counter",
+        "Operations of the store that NATS did not carry out, by operation.",
+        "store_errors",
+        ("operation",),
+    ),
+    RelayDefinition(
+        "execserver_relay_store_duration_seconds",
+        "histogram",
+        "How long operations of the store took, those that failed included.",
+        "store_operations",
+        ("operation",),
+    ),
+    RelayDefinition(
+        "execserver_relay_health_write_age_seconds",
+        "gauge",
+        "Time since the relay last wrote its row of the store, which it does every 2 seconds.",
+        "health_write_age_seconds",
+    ),
+    RelayDefinition(
+        "execserver_relay_pool_executors",
+        "gauge",
+        "Connected executors of a pool in the whole fleet: `online`, or `draining`.",
+        "pool_executors",
+        ("pool", "state"),
+    ),
+    RelayDefinition(
+        "execserver_relay_pool_sessions",
+        "gauge",
+        "Sessions at the connected executors of a pool, in the whole fleet.",
+        "pool_sessions",
+        ("pool",),
+    ),
+    RelayDefinition(
+        "execserver_relay_pool_capacity",
+        "gauge",
+        "Sessions that the online executors of a pool with a capacity take, in the whole fleet.",
+        "pool_capacity",
+        ("pool",),
+    ),
+    RelayDefinition(
+        "execserver_relay_pool_waiting",
+        "gauge",
+        "Clients that this relay could give no executor of the pool in the last 15 seconds, and that have "
+        "got none since.",
+        "pool_waiting",
+        ("pool",),
     ),
 )

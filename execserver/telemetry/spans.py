@@ -1,4 +1,4 @@
-"""OpenTelemetry: one server span for each request, sent in batches by a thread of the SDK.
+"""OpenTelemetry: a span for each request, of a client or to a relay, sent in batches by a thread of the SDK.
 
 The only module that imports OpenTelemetry; `telemetry/tracing.py` loads it if it is configured. A span has
 method, dialect, transport and outcome, and never parameters, paths, ids of sessions or processes, or output.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -17,9 +19,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from execprotocol.trace_context import TraceParent
 from execserver import __version__
 from execserver.telemetry.logs import Logger
-from execserver.telemetry.trace_context import TraceParent
 
 _LIBRARIES = ("opentelemetry", "urllib3")
 
@@ -69,6 +71,18 @@ class SpanRecorder:
         }
         span = self._tracer.start_span(method, context, trace.SpanKind.SERVER, attributes)
         return RequestSpan(span)
+
+    @contextmanager
+    def outgoing(self, name: str) -> Iterator[None]:
+        """A span of a request to another service, active inside. It has no text of an exception."""
+        with self._tracer.start_as_current_span(
+            name, kind=trace.SpanKind.CLIENT, record_exception=False, set_status_on_exception=False
+        ) as span:
+            try:
+                yield
+            except Exception:
+                span.set_status(trace.StatusCode.ERROR)
+                raise
 
     def close(self, seconds: float) -> None:
         """Send the remaining spans, for at most `seconds`."""

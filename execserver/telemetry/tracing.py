@@ -1,6 +1,7 @@
 """Traces of requests: the ids in each log line of a request and, with OpenTelemetry, a span for the request.
 
-Without a trace context (`trace_context.py`) and without OpenTelemetry, `begin` returns None at no cost.
+Without a trace context (`execprotocol/trace_context.py`) and without OpenTelemetry, `begin` returns None at
+no cost.
 
     trace = tracing.begin(method, message.trace, dialect, transport)
     with tracing.active(trace):      # around the handler, and around the creation of its task
@@ -16,8 +17,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
+from execprotocol.trace_context import trace_parent
 from execserver.telemetry.logs import Logger, bound_fields
-from execserver.telemetry.trace_context import trace_parent
 
 if TYPE_CHECKING:
     from execserver.telemetry.spans import RequestSpan, SpanRecorder
@@ -48,7 +49,7 @@ class RequestTrace:
             self._span.end(code)
 
 
-_UNTRACED: Final[AbstractContextManager[None]] = nullcontext()
+_UNTRACED: Final[AbstractContextManager[Any]] = nullcontext()
 _recorder: SpanRecorder | None = None
 
 
@@ -73,6 +74,21 @@ def begin(method: str, trace: Mapping[str, Any] | None, dialect: str, transport:
 def recording() -> bool:
     """Whether every request has a trace, also one without a trace context."""
     return _recorder is not None
+
+
+def named(headers: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Add the ids of the trace that an HTTP request names, if any, to all log lines inside."""
+    parent = trace_parent(headers)
+    return active(None if parent is None else RequestTrace(parent.trace_id, parent.span_id, None))
+
+
+def outgoing(name: str) -> AbstractContextManager[object]:
+    """A span of a request of ours to another service. Inside, `trace_context.active_headers` names it.
+
+    Args:
+        name: of the span. Without OpenTelemetry there is none.
+    """
+    return _UNTRACED if _recorder is None else _recorder.outgoing(name)
 
 
 def active(trace: RequestTrace | None) -> AbstractContextManager[None]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.conftest import StartServer
+from tests.support.span_collector import SpanCollector
 from tests.support.wire import PATIENCE, Client, Server
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -87,58 +85,9 @@ def test_a_context_that_is_not_valid_is_treated_as_absent(start_server: StartSer
 # -- spans
 
 
-class Collector:
-    """An OTLP collector: takes what is posted to it."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.resources: list[dict[str, str]] = []
-        self.requests: list[tuple[str, str]] = []
-        self._news = threading.Condition()
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                collector.take(self.path, self.headers.get("content-type", ""), body)
-                self.send_response(200)
-                self.send_header("content-type", "application/x-protobuf")
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the base
-                """Nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-
-    def take(self, path: str, content_type: str, body: bytes) -> None:
-        message = ExportTraceServiceRequest.FromString(body)
-        with self._news:
-            self.requests.append((path, content_type))
-            for group in message.resource_spans:
-                self.resources.append({a.key: a.value.string_value for a in group.resource.attributes})
-                for scope in group.scope_spans:
-                    self.spans.extend(scope.spans)
-            self._news.notify_all()
-
-    def wait_for(self, count: int) -> dict[str, Span]:
-        with self._news:
-            assert self._news.wait_for(lambda: len(self.spans) >= count, PATIENCE), len(self.spans)
-            return {span.name: span for span in self.spans}
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join(PATIENCE)
-        self._server.server_close()
-
-
 @pytest.fixture
-def collector() -> Iterator[Collector]:
-    collector = Collector()
+def collector() -> Iterator[SpanCollector]:
+    collector = SpanCollector()
     yield collector
     collector.close()
 
@@ -147,7 +96,7 @@ def attributes(span: Span) -> dict[str, Any]:
     return {a.key: a.value.string_value or a.value.int_value for a in span.attributes}
 
 
-def test_a_request_is_a_span_below_the_clients(start_server: StartServer, collector: Collector) -> None:
+def test_a_request_is_a_span_below_the_clients(start_server: StartServer, collector: SpanCollector) -> None:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "20"}
     server = start_server("ws://127.0.0.1:0", "--log-level", "debug", env=env)
     with server.connect(handshake=False) as client:
@@ -171,7 +120,9 @@ def test_a_request_is_a_span_below_the_clients(start_server: StartServer, collec
     assert set(collector.requests) == {("/v1/traces", "application/x-protobuf")}
 
 
-def test_a_request_without_a_context_begins_a_trace(start_server: StartServer, collector: Collector) -> None:
+def test_a_request_without_a_context_begins_a_trace(
+    start_server: StartServer, collector: SpanCollector
+) -> None:
     env = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
         "OTEL_BSP_SCHEDULE_DELAY": "20",
@@ -189,7 +140,7 @@ def test_a_request_without_a_context_begins_a_trace(start_server: StartServer, c
     assert "Xq7" not in repr(collector.spans)
 
 
-def test_the_last_spans_leave_with_the_service(start_server: StartServer, collector: Collector) -> None:
+def test_the_last_spans_leave_with_the_service(start_server: StartServer, collector: SpanCollector) -> None:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "600000"}
     server = start_server("ws://127.0.0.1:0", env=env)
     with server.connect() as client:
@@ -201,7 +152,7 @@ def test_the_last_spans_leave_with_the_service(start_server: StartServer, collec
     assert set(collector.wait_for(2)) == {"initialize", "environment/status"}
 
 
-def test_a_client_that_does_not_sample_is_obeyed(start_server: StartServer, collector: Collector) -> None:
+def test_a_client_that_does_not_sample_is_obeyed(start_server: StartServer, collector: SpanCollector) -> None:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "20"}
     server = start_server("ws://127.0.0.1:0", "--log-level", "debug", env=env)
     with server.connect(handshake=False) as client:
@@ -215,7 +166,9 @@ def test_a_client_that_does_not_sample_is_obeyed(start_server: StartServer, coll
     assert opened["trace_id"] == TRACE
 
 
-def test_a_collector_that_is_gone_holds_nothing_up(start_server: StartServer, collector: Collector) -> None:
+def test_a_collector_that_is_gone_holds_nothing_up(
+    start_server: StartServer, collector: SpanCollector
+) -> None:
     collector.close()
     env = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,

@@ -40,7 +40,10 @@ _RELAY_HEADER = """
 
 `execserver relay serve` is a program of its own, and these are on its page, with those of its
 operating-system process: `GET /metrics` on the control socket in its state folder, and on `--metrics-listen`.
-Counters begin at 0 with each relay. No label ever holds what a peer sent.
+Counters begin at 0 with each relay. No label ever holds what a peer sent, but for the names of pools, which
+are those of the operator's tokens. A relay without NATS has no series of the fleet (`…_fleet_…`, `…_nats_…`,
+`…_bus_…`, `…_link_…`, `…_store_…`, `…_health_…`). A series of a pool or of an operation appears with its
+first executor or its first call.
 
 | name | kind | labels | what it says |
 | --- | --- | --- | --- |

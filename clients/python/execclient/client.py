@@ -381,6 +381,9 @@ class connect:  # noqa: N801 - called like a function, as `open`
             server listens on this machine: behind a socket that ssh forwards, give a time.
         client_name: the client's name in the daemon's log.
         allow_insecure_token: send the token unencrypted to another machine, too.
+        proxy: for a WebSocket server or a relay: the proxy to dial through, `http://[USER:PASSWORD@]HOST:PORT`,
+            `https://…` or `socks5h://…`. By default `EXECSERVER_PROXY`, else `HTTPS_PROXY`, `HTTP_PROXY`,
+            `ALL_PROXY` and `NO_PROXY`, which name no proxy for loopback addresses.
         on_network_request: decides on hosts that a command wants to reach and that its `network` neither
             allows nor denies; without it these are denied. It gets a `NetworkRequest` and returns
             True or False, which hold for the same protocol, host and port in the session; or a `Decision` of
@@ -418,6 +421,7 @@ class connect:  # noqa: N801 - called like a function, as `open`
         executor_key_sha256: str | None = None,
         key_file: AnyPath | None = None,
         allow_insecure_token: bool = False,
+        proxy: str | None = None,
         on_network_request: OnNetworkRequest | None = None,
         on_network_decision: OnNetworkDecision | None = None,
     ) -> None:
@@ -431,6 +435,7 @@ class connect:  # noqa: N801 - called like a function, as `open`
             executor_key_sha256=executor_key_sha256,
             key_file=key_file,
             allow_insecure_token=allow_insecure_token,
+            proxy=proxy,
         )
         self._session = partial(
             Session,

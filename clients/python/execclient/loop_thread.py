@@ -18,6 +18,7 @@ This module knows neither sessions nor processes.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import os
 import threading
@@ -210,7 +211,11 @@ class LoopThread(Generic[T]):
     def __init__(self, context: Callable[[], AbstractAsyncContextManager[T]]) -> None:
         self._context = context
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._run, name="execclient", daemon=True)
+        # In the creator's context, as a task would run: its active span is named at the connect.
+        run_in_context = contextvars.copy_context().run
+        self._thread = threading.Thread(
+            target=run_in_context, args=(self._run,), name="execclient", daemon=True
+        )
         self._lock = threading.Lock()
         """Held while a call is submitted, so that none is submitted after the end."""
         self._open = False

@@ -26,6 +26,7 @@ from execprotocol.relay.noise import (
 from execprotocol.relay.registry_client import RegistryError, RegistryRefused
 from execserver.relay.executor.allowed_clients import AllowedClientsError
 from execserver.relay.executor.identity import Identity, read_in_thread
+from execserver.telemetry import tracing
 from execserver.telemetry.logs import Logger
 from execserver.transports.authentication import ConfigurationError
 
@@ -136,7 +137,8 @@ class ClientAdmission:
 
     async def _ask(self, request: ValidateRequest, stream_id: str, responder: Responder) -> None:
         try:
-            valid = await self._registry.validate(self._identity.environment_id, request, stream_id)
+            with tracing.outgoing("relay/validate"):
+                valid = await self._registry.validate(self._identity.environment_id, request, stream_id)
         except RegistryRefused as error:
             answer = _rejection(responder) if error.status == UNAUTHORIZED else None
             raise NotAdmitted(str(error), answer) from None

@@ -21,10 +21,12 @@ from execprotocol.relay import contract
 from execprotocol.relay.contract import RegisterAnswer
 from execprotocol.relay.dial import DialFailed, DialRefused, dial
 from execprotocol.relay.registry_client import RegistryClient, RegistryError, RegistryRefused
+from execprotocol.trace_context import active_headers
 from execserver.relay.executor.admission import ClientAdmission
 from execserver.relay.executor.identity import Identity
 from execserver.relay.executor.multiplexer import Multiplexer
 from execserver.rpc.channel import Channel, MessageHandler
+from execserver.telemetry import tracing
 from execserver.telemetry.logs import Logger
 from execserver.transports.authentication import ConfigurationError
 
@@ -72,9 +74,11 @@ class RemoteExecutor:
         self._make_handler = make_handler
         self._may_open = may_open
         self._refused = refused
-        self._registry = RegistryClient(identity.base_url, identity.token)
+        self._registry = RegistryClient(identity.base_url, identity.token, proxies=identity.proxies)
         self._log = log.bind(registry=self._registry.shown, environment=identity.environment_id)
         self._logged = ""
+        self._trace: dict[str, str] = {}
+        """Names the span of the last registration, which its upgrades belong to."""
         self._multiplexer: Multiplexer | None = None
         self._closing = False
         self._redials = _Backoff(*REDIAL_SECONDS)
@@ -122,9 +126,7 @@ class RemoteExecutor:
         waits = _Backoff(*REGISTER_SECONDS)
         while True:
             try:
-                answer = await self._registry.register(
-                    self._identity.environment_id, self._identity.key.public
-                )
+                answer = await self._ask_registration()
             except RegistryRefused as error:
                 if error.code == contract.REGISTRATION_CONFLICT:
                     self._log_state("standing by: another executor holds the environment")
@@ -151,7 +153,13 @@ class RemoteExecutor:
             admission = ClientAdmission(self._identity, answer.registration_id, self._registry)
             multiplexer = Multiplexer(admission, self._make_handler, self._may_open)
             try:
-                await dial(answer.url, multiplexer, headers={"X-Request-ID": f"req_{secrets.token_hex(16)}"})
+                request_id = f"req_{secrets.token_hex(16)}"
+                await dial(
+                    answer.url,
+                    multiplexer,
+                    headers={"X-Request-ID": request_id, **self._trace},
+                    proxies=self._identity.proxies,
+                )
             except DialRefused as refused:
                 failures += 1
                 self._log_state("not connected", str(refused))
@@ -171,9 +179,14 @@ class RemoteExecutor:
     async def _register_once(self) -> RegisterAnswer | None:
         """Register once; None if that failed: the old registration may still be valid."""
         try:
-            return await self._registry.register(self._identity.environment_id, self._identity.key.public)
+            return await self._ask_registration()
         except (RegistryError, ConfigurationError):
             return None
+
+    async def _ask_registration(self) -> RegisterAnswer:
+        with tracing.outgoing("relay/register"):
+            self._trace = active_headers()
+            return await self._registry.register(self._identity.environment_id, self._identity.key.public)
 
     async def _until_lost(self, multiplexer: Multiplexer) -> None:
         loop = asyncio.get_running_loop()

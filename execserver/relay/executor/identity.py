@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from execprotocol.proxies import PROXY_VARIABLE, Proxies
 from execprotocol.relay.key_files import KeyFileError, load_key_pair
 from execprotocol.relay.keys import InvalidKeyError, KeyPair
 from execprotocol.trust import UntrustedError, read_trusted
@@ -94,6 +95,8 @@ class Identity:
     token: TokenSource
     clients: AllowedClients | None
     """The clients that are admitted if the registry sent them; None: all that it sent."""
+    proxies: Proxies | None = None
+    """Chooses the proxies for dialling out; None: connect directly."""
 
 
 def identity_from(
@@ -123,7 +126,14 @@ def identity_from(
     else:
         key = KeyPair.generate()
         _remember(memory, key.seed)
-    return Identity(url, environment_id, key, token, _clients(options, base))
+    return Identity(url, environment_id, key, token, _clients(options, base), _proxies(options, variables))
+
+
+def _proxies(options: RemoteOptions, variables: Mapping[str, str]) -> Proxies:
+    try:
+        return Proxies(options.proxy, f"--proxy ({PROXY_VARIABLE})", variables)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def check_identity(options: RemoteOptions, base: Path, variables: Mapping[str, str]) -> None:

@@ -21,6 +21,7 @@ class RemoteOptions(msgspec.Struct, frozen=True):
     remote_key_file: str | None = None
     remote_allowed_clients: str | None = None
     remote_exit_on_refusal: bool = False
+    proxy: str | None = None
 
 
 def place_of(options: RemoteOptions) -> tuple[str, str]:
@@ -54,7 +55,8 @@ def options_of_service(options: RemoteOptions, served: tuple[str, str] | None) -
     if options.remote is not None:
         raise ConfigurationError("--remote is new in the configuration: stop the service and start it again")
     for field in fields(options):
-        if getattr(options, field.name):
+        # The proxy is no error: its variable may be meant for clients.
+        if getattr(options, field.name) and field.name != "proxy":
             raise ConfigurationError(f"--{field.name.replace('_', '-')} needs --remote")
     return None
 

@@ -1,7 +1,8 @@
 """Errors and request logs of the relay's HTTP side.
 
 Every request passes the `Guard`, which turns any exception into one form of error body and logs a line with
-peer, path and status. Queries, headers and bodies are never logged: they hold tickets and tokens.
+peer, path and status, and the ids of the trace that `traceparent` names. Queries, other headers and bodies
+are never logged: they hold tickets and tokens.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from aiohttp.typedefs import Handler, Middleware
 from execprotocol.relay.contract import ContractError, error_body
 from execserver.relay.service.store import StoreUnavailable
 from execserver.relay.service.tokens import TokenRefused
+from execserver.telemetry import tracing
 from execserver.telemetry.logs import Logger
 from execserver.transports.local_peers import unix_peer
 
@@ -82,6 +84,10 @@ class Guard:
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            with tracing.named(request.headers):
+                return await answer(request, handler)
+
+        async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             began = time.monotonic()
             peer = peer_of(request)  # not known any more once the socket has ended
             refusal = None

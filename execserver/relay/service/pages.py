@@ -13,7 +13,9 @@ from execserver.relay.service.registry import RelayRegistry
 from execserver.relay.service.registry_http import RegistryHttp
 from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
-from execserver.telemetry.exposition import Number, Reading, Readings, RenderedPage, render
+from execserver.telemetry.definitions import distribution
+from execserver.telemetry.exposition import Labels, Number, Reading, Readings, RenderedPage, render
+from execserver.telemetry.measures import RequestCounts
 from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS, RelayDefinition, RelayNumbers
 
 
@@ -159,5 +161,9 @@ def metrics_page(numbers: RelayNumbers, accept: str) -> RenderedPage:
 def _values(definition: RelayDefinition, numbers: RelayNumbers) -> list[Reading]:
     found = getattr(numbers, definition.number)
     if isinstance(found, dict):
-        return [Number((key,), value) for key, value in found.items()]
-    return [Number((), found)]
+        return [_reading((key,) if isinstance(key, str) else key, value) for key, value in found.items()]
+    return [] if found is None else [Number((), found)]
+
+
+def _reading(labels: Labels, value: float | RequestCounts) -> Reading:
+    return distribution(labels, value) if isinstance(value, RequestCounts) else Number(labels, value)

@@ -19,9 +19,10 @@ def make_authority(folder: Path) -> Path:
     return folder / "ca.pem"
 
 
-def server_context(folder: Path) -> ssl.SSLContext:
-    """A server that is `localhost` and 127.0.0.1, by the word of the authority in `folder`."""
-    (folder / "extensions").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+def server_context(folder: Path, *names: str) -> ssl.SSLContext:
+    """A server that is `localhost`, 127.0.0.1 and `names`, by the word of the authority in `folder`."""
+    further = "".join(f",DNS:{name}" for name in names)
+    (folder / "extensions").write_text(f"subjectAltName=DNS:localhost,IP:127.0.0.1{further}\n")
     _openssl(folder, "req", *_CURVE, "-keyout", "key.pem", "-out", "request", "-subj", "/CN=localhost")
     _openssl(
         folder, "x509", "-req", "-in", "request", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",

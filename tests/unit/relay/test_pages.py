@@ -19,11 +19,20 @@ from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
 from execserver.relay.service.tokens import TokenStore
 from execserver.telemetry.definitions import DEFINITIONS
+from execserver.telemetry.measures import RequestCounts
 from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS, RelayNumbers
 
 
 class NoTimer:
     def cancel(self) -> None: ...
+
+
+def samples_of(page: bytes) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in parse_text(page.decode())
+        for sample in family.samples
+    }
 
 
 def test_names_follow_the_conventions_and_are_those_of_no_daemon() -> None:
@@ -53,17 +62,41 @@ def test_the_page_shows_what_was_counted() -> None:
         metrics_page(numbers, "application/openmetrics-text; version=1.0.0"),
     )
 
-    found = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in parse_text(plain.body.decode())
-        for sample in family.samples
-    }
+    found = samples_of(plain.body)
     assert found["execserver_relay_streams",] == 7
     assert found["execserver_relay_frames_total", "client"] == 4
     assert found["execserver_relay_refusals_total", "401"] == 2
     assert found["process_open_fds",] > 0
     names = {family.name for family in parse_openmetrics(other.body.decode())}  # type: ignore[no-untyped-call]
     assert {each.name.removesuffix("_total") for each in RELAY_DEFINITIONS} <= names
+
+
+def test_the_page_of_a_fleet_has_histograms_and_pools() -> None:
+    counts = RequestCounts()
+    counts.add(0.003, 0)
+    counts.add(0.3, 1)
+    numbers = RelayNumbers(
+        fleet_nodes=3,
+        store_operations={"save": counts},
+        store_errors={"save": 1},
+        pool_executors={("gpu", "online"): 2, ("gpu", "draining"): 1},
+    )
+
+    found = samples_of(metrics_page(numbers, "").body)
+
+    assert found["execserver_relay_fleet_nodes",] == 3
+    assert found["execserver_relay_store_errors_total", "save"] == 1
+    assert found["execserver_relay_store_duration_seconds_bucket", "0.005", "save"] == 1
+    assert found["execserver_relay_store_duration_seconds_count", "save"] == 2
+    assert found["execserver_relay_pool_executors", "gpu", "draining"] == 1
+
+
+def test_a_relay_without_nats_shows_nothing_of_a_fleet() -> None:
+    names = {name for name, *_ in samples_of(metrics_page(RelayNumbers(), "").body)}
+
+    assert "execserver_relay_streams" in names
+    words = ("fleet", "nats", "bus", "link", "store", "health", "pool")
+    assert not [name for name in names if name.removeprefix("execserver_relay_").startswith(words)]
 
 
 async def test_the_watcher_reads_every_number_where_it_is_counted() -> None:

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import LogCapture
 
+from execprotocol.trace_context import TraceParent, parse_traceparent
 from execserver.telemetry import tracing
 from execserver.telemetry.logs import Logger
-from execserver.telemetry.trace_context import TraceParent, parse_traceparent
 from execserver.telemetry.tracing import RequestTrace, spans_wanted
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -26,6 +26,7 @@ from execclient.connection.connection import Connection
 from execclient.connection.sockets import open_unix
 from execclient.connection.target import OnEvent, OnLost, Target, Token, is_loopback
 from execclient.errors import InsecureToken, UnsupportedUrl
+from execprotocol.proxies import PROXY_VARIABLE, Proxies
 
 URL_VARIABLE = "EXECSERVER_URL"
 TOKEN_VARIABLE = "EXECSERVER_TOKEN"  # noqa: S105 - a name
@@ -87,6 +88,7 @@ class WebSocketTarget:
     parts: SplitResult
     token: Token | None
     context: tls.SSLContext | None
+    proxies: Proxies | None = None
     recoverable: bool = True
     longest_pause: float = PAUSE_SECONDS
 
@@ -107,7 +109,9 @@ class WebSocketTarget:
         if self.token is not None:
             headers["Authorization"] = f"Bearer {await self.token.read()}"
         connection = Connection(on_event, on_lost)
-        await open_websocket(self.parts, connection, headers=headers, context=self.context)
+        await open_websocket(
+            self.parts, connection, headers=headers, context=self.context, proxies=self.proxies
+        )
         return connection
 
 
@@ -151,6 +155,7 @@ def target(
     executor_key_sha256: str | None = None,
     key_file: AnyPath | None = None,
     allow_insecure_token: bool = False,
+    proxy: str | None = None,
 ) -> Target:
     """The daemon at a URL, by default `default_url()`. Nothing is opened or resolved yet.
 
@@ -165,6 +170,8 @@ def target(
             `EXECSERVER_EXECUTOR_KEY_SHA256`, else the key of the first connection is trusted.
         key_file: for relays, the client's key pair; else from `EXECSERVER_CLIENT_KEY_FILE`, else a new one.
         allow_insecure_token: send the token over `ws:` or `relay+http:` to another machine, too.
+        proxy: for WebSocket servers and relays, the proxy to dial through; else from `EXECSERVER_PROXY`, else
+            from `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`.
 
     Raises:
         UnsupportedUrl: the URL is none of those above, or does not go with the other arguments.
@@ -180,12 +187,16 @@ def target(
     _refuse_unused(url, "ssl", ssl, used=scheme in ("wss", "relay+https"))
     _refuse_unused(url, "executor_key_sha256", executor_key_sha256, used=scheme in RELAYS)
     _refuse_unused(url, "key_file", key_file, used=scheme in RELAYS)
+    _refuse_unused(url, "proxy", proxy, used=takes_token)
     _refuse_unused(url, "command", command, used=scheme == "stdio")
     if takes_token:
         found = _token(token, token_file)
         if scheme in RELAYS:
-            return _relay_target(url, found, ssl, executor_key_sha256, key_file, allow_insecure_token)
-        return WebSocketTarget(url, _web_address(url, found, allow_insecure_token), found, ssl)
+            return _relay_target(
+                url, found, ssl, executor_key_sha256, key_file, allow_insecure_token, _proxies(proxy)
+            )
+        parts = _web_address(url, found, allow_insecure_token)
+        return WebSocketTarget(url, parts, found, ssl, _proxies(proxy))
     if url in (STDIO, "stdio"):
         return ChildTarget(None if command is None else tuple(command))
     return UnixTarget(url, socket_path(url))
@@ -198,6 +209,7 @@ def _relay_target(
     executor_key_sha256: str | None,
     key_file: AnyPath | None,
     allow_insecure_token: bool,
+    proxies: Proxies,
 ) -> Target:
     try:
         # Here, because cryptography and other packages take 150 ms.
@@ -210,8 +222,21 @@ def _relay_target(
     # `RelayTarget` refuses an empty fingerprint: its source has failed, and no executor would be pinned.
     pinned = os.environ.get(EXECUTOR_KEY_VARIABLE) if executor_key_sha256 is None else executor_key_sha256
     return RelayTarget(
-        url, token, ssl, executor_key_sha256=pinned, key_file=None if own is None else Path(own)
+        url,
+        token,
+        ssl,
+        executor_key_sha256=pinned,
+        key_file=None if own is None else Path(own),
+        proxies=proxies,
     )
+
+
+def _proxies(given: str | None) -> Proxies:
+    explicit = os.environ.get(PROXY_VARIABLE) if given is None else given
+    try:
+        return Proxies(explicit, PROXY_VARIABLE if given is None else "proxy=", os.environ)
+    except ValueError as error:
+        raise UnsupportedUrl(str(error)) from None
 
 
 def socket_path(url: str) -> str:

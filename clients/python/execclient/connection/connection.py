@@ -22,6 +22,7 @@ from execclient.connection.channel import Channel
 from execclient.errors import ConnectionLost, ExecServerError, ProtocolFault, RequestTooLarge, call_failed
 from execprotocol.errors import PARSE_ERROR_ID, InvalidParams, MethodNotFound
 from execprotocol.limits import MAX_LINE_BYTES
+from execprotocol.trace_context import active_headers
 
 Json = Any
 """A decoded JSON value."""
@@ -81,7 +82,7 @@ class Connection:
         self._answering: set[asyncio.Task[None]] = set()
 
     async def request(self, method: str, params: Mapping[str, Json]) -> Json:
-        """Send a request, and wait for its result without limit.
+        """Send a request, and wait for its result without limit. It names the active span, if there is one.
 
         Raises:
             CallFailed: the server responded with an error.
@@ -89,7 +90,10 @@ class Connection:
             RequestTooLarge: the request does not fit a message; the connection stays open.
         """
         number = next(self._ids)
-        message = _encode({"id": number, "method": method, "params": params})
+        fields = {"id": number, "method": method, "params": params}
+        if trace := active_headers():
+            fields["trace"] = trace
+        message = _encode(fields)
         if len(message) > MAX_LINE_BYTES:
             raise RequestTooLarge(
                 f"{method}: {len(message)} bytes do not fit a message of at most {MAX_LINE_BYTES}"

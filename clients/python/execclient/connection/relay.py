@@ -31,6 +31,7 @@ from execclient.errors import (
     WrongExecutor,
 )
 from execprotocol.daemon_thread import run_in_daemon_thread
+from execprotocol.proxies import Proxies
 from execprotocol.relay.contract import ENVIRONMENT_OFFLINE, ContractError, check_environment_id, split_url
 from execprotocol.relay.dial import DialFailed, DialRefused, dial
 from execprotocol.relay.key_files import KeyFileError, load_key_pair
@@ -41,6 +42,7 @@ from execprotocol.relay.registry_client import (
     RegistryRefused,
     RegistryUnreachable,
 )
+from execprotocol.trace_context import active_headers
 
 FINGERPRINT_DIGITS = 64
 
@@ -75,6 +77,7 @@ class RelayTarget:
         context: for TLS; None: trust the system's certificates.
         executor_key_sha256: the required fingerprint of the executor's key; None: trust the first one.
         key_file: the client's key pair, for executors with a list of clients; None: generate a new one.
+        proxies: chooses the proxies; None: connect directly.
 
     Raises:
         UnsupportedUrl: the URL or the fingerprint is invalid.
@@ -93,6 +96,7 @@ class RelayTarget:
         *,
         executor_key_sha256: str | None = None,
         key_file: Path | None = None,
+        proxies: Proxies | None = None,
     ) -> None:
         self.url = url
         address = relay_address(url)
@@ -100,8 +104,9 @@ class RelayTarget:
         self._token = token
         self._context = context
         self._registry = RegistryClient(
-            address.base_url, self._read_token, ssl_context=context, seconds=CONNECT_SECONDS
+            address.base_url, self._read_token, ssl_context=context, seconds=CONNECT_SECONDS, proxies=proxies
         )
+        self._proxies = proxies
         self._pinned = None if executor_key_sha256 is None else _fingerprint(executor_key_sha256)
         self._key_file = key_file
         self._own: KeyPair | None = None
@@ -127,7 +132,13 @@ class RelayTarget:
         connection = Connection(on_event, on_lost, MAX_UNANSWERED_BYTES)
         channel = RelayClientChannel(connection, answer, own, self.url)
         try:
-            await dial(answer.url, channel, ssl_context=self._context)
+            await dial(
+                answer.url,
+                channel,
+                ssl_context=self._context,
+                headers=active_headers(),
+                proxies=self._proxies,
+            )
             await channel.established(CONNECT_SECONDS)
         except DialRefused as error:
             raise ConnectionFailed(f"cannot connect to {self.url}: {error}") from error

@@ -20,6 +20,7 @@ from execclient.connection.target import is_loopback
 from execclient.errors import AccessDenied, ConnectionFailed, DaemonNotRunning, UntrustedServer
 from execclient.fork_safety import withhold
 from execprotocol.limits import MAX_WEBSOCKET_REPLY_BYTES, WEBSOCKET_FRAGMENT_BYTES
+from execprotocol.proxies import Proxies, ProxyFailed
 from execprotocol.relay import websocket_client
 
 PING_SECONDS = 30.0
@@ -176,6 +177,7 @@ async def open_websocket(
     *,
     headers: Mapping[str, str],
     context: ssl.SSLContext | None,
+    proxies: Proxies | None = None,
 ) -> None:
     """Connect and upgrade.
 
@@ -184,6 +186,7 @@ async def open_websocket(
         receiver: of the messages.
         headers: of the upgrade.
         context: for `wss`; by default the system's certificates are trusted.
+        proxies: chooses the proxy; None: connect directly.
 
     Raises:
         DaemonNotRunning: no server is listening on this machine.
@@ -192,7 +195,9 @@ async def open_websocket(
         ConnectionFailed: any other failure.
     """
     shown = url.geturl()
+    proxy = None
     try:
+        proxy = None if proxies is None else proxies.of(url)
         channel = await websocket_client.connect_websocket(
             lambda: WebSocketChannel(receiver),
             url,
@@ -201,9 +206,12 @@ async def open_websocket(
             context=context,
             max_frame_bytes=MAX_WEBSOCKET_REPLY_BYTES,
             buffer_bytes=BUFFER_BYTES,
+            proxy=proxy,
         )
     except WSHandshakeError as error:
         raise _refused(shown, error) from None
+    except ProxyFailed as error:
+        raise ConnectionFailed(f"cannot connect to {shown}: {error}") from None
     except ConnectionRefusedError as error:
         if is_loopback(url.hostname or ""):
             raise DaemonNotRunning(
@@ -213,8 +221,9 @@ async def open_websocket(
         failure = ConnectionFailed(f"cannot connect to {shown}: no server is listening there")
         raise failure.about(errno=error.errno) from None
     except ssl.SSLCertVerificationError as error:
+        whose = shown if proxy is None or proxy.scheme != "https" else f"{shown}, or of {proxy.shown},"
         raise UntrustedServer(
-            f"the certificate of {shown} is not valid: {error.verify_message}. If it is right and only "
+            f"the certificate of {whose} is not valid: {error.verify_message}. If it is right and only "
             "unknown here, pass ssl=ssl.create_default_context(cafile=…)"
         ) from error
     except (OSError, ValueError) as error:

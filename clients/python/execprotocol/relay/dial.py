@@ -1,7 +1,7 @@
 """Dial a relay, for both peers: a WebSocket of binary messages, each of them one frame of the relay.
 
 1. The URL is the credential: messages, logs and exceptions show its host only.
-2. Redirects are not followed, and proxies of the environment are not used.
+2. Redirects are not followed.
 3. Other messages than binary ones are dropped; a message that is too long ends the socket.
 4. The listener of a socket is called once when it opens and once when it is lost, whichever side ended it.
 
@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from picows import WSCloseCode, WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport
 
+from execprotocol.proxies import Proxies, ProxyFailed
 from execprotocol.relay.contract import REJECTION_REASON_HEADER
 from execprotocol.relay.frames import MAX_FRAME_BYTES, printable
 from execprotocol.relay.websocket_client import connect_websocket
@@ -301,6 +302,7 @@ async def dial(
     *,
     ssl_context: ssl.SSLContext | None = None,
     headers: Mapping[str, str] = MappingProxyType({}),
+    proxies: Proxies | None = None,
 ) -> FrameSocket:
     """Connect and upgrade, within 10 s.
 
@@ -309,6 +311,7 @@ async def dial(
         listener: receives the events of the socket.
         ssl_context: for `wss`; None: trust the system's certificates.
         headers: of the upgrade.
+        proxies: chooses the proxy; None: connect directly.
 
     Raises:
         DialRefused: the relay refused the upgrade.
@@ -316,7 +319,9 @@ async def dial(
     """
     parts = urlsplit(url)
     shown = f"{parts.scheme}://{parts.hostname or ''}" + (f":{parts.port}" if parts.port else "")
+    proxy = None
     try:
+        proxy = None if proxies is None else proxies.of(parts)
         opened = await connect_websocket(
             lambda: FrameSocket(listener),
             parts,
@@ -327,13 +332,17 @@ async def dial(
             buffer_bytes=BUFFER_BYTES,
             logger=_QUIET,
             connected=_send_soon,
+            proxy=proxy,
         )
     except WSHandshakeError as error:
         raise _refused(shown, error) from None
     except ssl.SSLCertVerificationError as error:
+        whose = shown if proxy is None or proxy.scheme != "https" else f"{shown}, or of {proxy.shown},"
         raise DialFailed(
-            f"the certificate of {shown} does not hold: {error.verify_message}", untrusted=True
+            f"the certificate of {whose} does not hold: {error.verify_message}", untrusted=True
         ) from None
+    except ProxyFailed as error:
+        raise DialFailed(f"cannot connect to {shown}: {error}") from None
     except TimeoutError:
         raise DialFailed(f"cannot connect to {shown}: no answer within {DIAL_SECONDS:g} s") from None
     except (OSError, ValueError) as error:

@@ -1,8 +1,9 @@
 """The client of a registry, for both peers: three POST requests, each on its own connection.
 
-1. Redirects are not followed, and proxies of the environment are not used: the token is for one host.
+1. Redirects are not followed: the token is for one host. A proxy of `https` forwards TLS only (CONNECT).
 2. Answers are checked here, their environment and URL included.
 3. Tokens, tickets and bodies do not appear in errors; of a refusal, the registry's message for people does.
+4. A request names the active span (`trace_context.active_headers`), for the registry's log.
 
 Only this module of the package imports httpcore, which takes 50 ms: import the module lazily.
 `docs/protocol.md`, "Relay".
@@ -11,7 +12,6 @@ Only this module of the package imports httpcore, which takes 50 ms: import the 
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import re
@@ -25,6 +25,7 @@ import h11
 import httpcore
 
 from execprotocol.daemon_thread import ADDRESS_SECONDS, addresses, causes_of, run_in_daemon_thread
+from execprotocol.proxies import CREDENTIALS_REQUIRED, Proxies, Proxy, ProxyFailed
 from execprotocol.relay import contract
 from execprotocol.relay.contract import (
     ConnectAnswer,
@@ -36,6 +37,7 @@ from execprotocol.relay.contract import (
 )
 from execprotocol.relay.frames import printable
 from execprotocol.relay.keys import PublicKeys
+from execprotocol.trace_context import active_headers
 
 REQUEST_SECONDS = 10.0
 """For one request, from the connect to the last byte. As the stock peers."""
@@ -110,6 +112,7 @@ class RegistryClient:
         token: returns the bearer token of each request. Its exceptions are raised to the caller.
         ssl_context: for `https`; None: trust the system's certificates (`SSL_CERT_FILE`).
         seconds: for one request.
+        proxies: chooses the proxy; None: connect directly.
 
     Raises:
         ValueError: the URL is invalid.
@@ -122,8 +125,10 @@ class RegistryClient:
         *,
         ssl_context: ssl.SSLContext | None = None,
         seconds: float = REQUEST_SECONDS,
+        proxies: Proxies | None = None,
     ) -> None:
         self._base = _base(base_url)
+        self._proxies = proxies
         self._token = token
         self._context = ssl_context
         self._seconds = seconds
@@ -193,6 +198,7 @@ class RegistryClient:
             ("content-type", "application/json"),
             ("accept", "*/*"),
             ("authorization", f"Bearer {token}"),
+            *active_headers().items(),
             *further,
         ]
         try:
@@ -229,20 +235,29 @@ class RegistryClient:
         if self._context is None and self._base.scheme == "https":
             # Reads the system's certificates, which takes about 20 ms.
             self._context = await run_in_daemon_thread(ssl.create_default_context)
+        proxy = None if self._proxies is None else self._proxies.of(self._base)
         url = httpcore.URL(
             scheme=self._base.scheme, host=self._base.hostname or "", port=self._base.port, target=path
         )
         headers = [*headers, ("content-length", str(len(content)))]
-        network = _Network()
+        network = _Network(proxy)
         # One connection per request: an idle one may be closed just as a request is sent on it, and then it
         # is unknown whether the request was carried out.
         pool = httpcore.AsyncConnectionPool(
-            ssl_context=self._context, max_keepalive_connections=0, network_backend=network
+            ssl_context=self._context,
+            proxy=None if proxy is None else _httpcore_proxy(proxy),
+            max_keepalive_connections=0,
+            network_backend=network,
         )
         self._networks.add(network)
         try:
             async with pool.stream("POST", url, headers=headers, content=content) as response:
+                if proxy is not None and response.status == CREDENTIALS_REQUIRED:
+                    raise proxy.refusal(str(response.status))
                 return await self._answer(response)
+        except httpcore.ProxyError as error:
+            assert proxy is not None
+            raise proxy.refusal(printable(str(error), MAX_TEXT).strip()) from None
         finally:
             self._networks.discard(network)
             await network.hang_up()
@@ -272,18 +287,15 @@ class RegistryClient:
     def _unreachable(self, error: Exception) -> RegistryUnreachable:
         """An error with the system's reason, which httpcore and anyio keep inside their own errors."""
         for inner in causes_of(error):
+            if isinstance(inner, ProxyFailed):
+                break
             if isinstance(inner, ssl.SSLCertVerificationError):
                 return RegistryUnreachable(
                     f"the certificate of {self.shown} does not hold: {inner.verify_message}", untrusted=True
                 )
-            if isinstance(inner, ssl.SSLError):
-                return self._no_connection(f"TLS failed: {inner.reason or type(inner).__name__}")
-            if isinstance(inner, socket.gaierror):
-                return self._no_connection(f"its name cannot be resolved: {inner.strerror}")
-            if isinstance(inner, OSError) and inner.errno:
-                refused = inner.errno == errno.ECONNREFUSED
-                return self._no_connection(os.strerror(inner.errno), refused=refused)
-        return self._no_connection(printable(str(error), MAX_TEXT).strip() or "the connection was lost")
+            if isinstance(inner, ConnectionRefusedError):
+                return self._no_connection(_reason(error), refused=True)
+        return self._no_connection(_reason(error))
 
     def _no_connection(self, why: str, *, refused: bool = False) -> RegistryUnreachable:
         return RegistryUnreachable(f"cannot reach {self.shown}: {why}", refused=refused)
@@ -292,10 +304,14 @@ class RegistryClient:
 class _Network(httpcore.AnyIOBackend):
     """The connections of one request. httpcore loses a connection whose request is cancelled at certain
     moments, such as during the TLS handshake: each silent server would leak a descriptor.
+
+    Args:
+        proxy: the host that httpcore connects to; None: it is the registry.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, proxy: Proxy | None = None) -> None:
         super().__init__()
+        self._proxy = proxy
         self._opened: list[httpcore.AsyncNetworkStream] = []
 
     async def connect_tcp(
@@ -306,7 +322,31 @@ class _Network(httpcore.AnyIOBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to the first address that answers, in the resolver's order, and record the connection."""
+        """Connect to the first address that answers, in the resolver's order, and record the connection.
+
+        Raises:
+            ProxyFailed: the proxy cannot be reached, or its certificate is not trusted.
+        """
+        if self._proxy is None:
+            return await self._connected(host, port, timeout, local_address, socket_options)
+        try:
+            stream = await self._connected(host, port, timeout, local_address, socket_options)
+            if self._proxy.scheme != "https":
+                return stream
+            # Here, and not by httpcore, whose errors do not tell the proxy's certificate from the target's.
+            context = await run_in_daemon_thread(ssl.create_default_context)
+            return await stream.start_tls(context, self._proxy.host)
+        except (httpcore.NetworkError, OSError) as error:
+            raise self._proxy.unreachable(_reason(error)) from None
+
+    async def _connected(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None,  # noqa: ASYNC109 - httpcore's
+        local_address: str | None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None,
+    ) -> httpcore.AsyncNetworkStream:
         found = await addresses(host, port)
         for number, (*_, address) in enumerate(found, 1):
             try:
@@ -326,6 +366,32 @@ class _Network(httpcore.AnyIOBackend):
         """Close all connections (idempotent)."""
         for stream in self._opened:
             await stream.aclose()
+
+
+def _reason(error: BaseException) -> str:
+    """The system's reason, which httpcore and anyio keep inside their own errors."""
+    for inner in causes_of(error):
+        if isinstance(inner, ProxyFailed):
+            return str(inner)
+        if isinstance(inner, ssl.SSLCertVerificationError):
+            return f"its certificate does not hold: {inner.verify_message}"
+        if isinstance(inner, ssl.SSLError):
+            return f"TLS failed: {inner.reason or type(inner).__name__}"
+        if isinstance(inner, socket.gaierror):
+            return f"its name cannot be resolved: {inner.strerror}"
+        if isinstance(inner, OSError) and inner.errno:
+            return os.strerror(inner.errno)
+    return printable(str(error), MAX_TEXT).strip() or "the connection was lost"
+
+
+def _httpcore_proxy(proxy: Proxy) -> httpcore.Proxy:
+    # `_Network` does the TLS of an https proxy, so httpcore writes to an open connection as to an http proxy.
+    scheme = "socks5" if proxy.is_socks else "http"
+    url = httpcore.URL(scheme=scheme, host=proxy.host, port=proxy.port, target="/")
+    if proxy.credentials is None:
+        return httpcore.Proxy(url)
+    user, password = proxy.credentials
+    return httpcore.Proxy(url, auth=(user.encode(), password.encode()))
 
 
 def _base(url: str) -> SplitResult:

@@ -1,12 +1,13 @@
-"""W3C Trace Context: the `trace` member of a request, parsed, and as headers again.
+"""W3C Trace Context: the `trace` member of a request or the headers of an HTTP request, parsed and made.
 
-A request may carry `trace: {traceparent, tracestate}`. A context that does not parse is not an error: the
-specification wants it treated as absent.
+A request may carry `trace: {traceparent, tracestate}`; an HTTP request of a relay's peer has headers of the
+same names. A context that does not parse is not an error: the specification wants it treated as absent.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -33,8 +34,27 @@ class TraceParent(NamedTuple):
         return {**headers, "tracestate": self.state} if self.state else headers
 
 
+def active_headers() -> dict[str, str]:
+    """The headers that name the active span of this task; empty if there is none.
+
+    OpenTelemetry tells, if the program has loaded it; this function never loads it.
+    """
+    opentelemetry = sys.modules.get("opentelemetry.trace")
+    if opentelemetry is None:
+        return {}
+    context = opentelemetry.get_current_span().get_span_context()
+    if not context.is_valid:
+        return {}
+    return TraceParent(
+        f"{context.trace_id:032x}",
+        f"{context.span_id:016x}",
+        context.trace_flags.sampled,
+        context.trace_state.to_header(),
+    ).headers
+
+
 def trace_parent(trace: Mapping[str, Any]) -> TraceParent | None:
-    """The context in the `trace` member of a request; None if it has no valid one."""
+    """The context in a `trace` member or in headers; None if there is no valid one."""
     header, state = trace.get("traceparent"), trace.get("tracestate")
     parent = parse_traceparent(header) if isinstance(header, str) else None
     return parent._replace(state=state) if parent is not None and isinstance(state, str) else parent
