@@ -138,11 +138,11 @@ def _check_remote(effective: Effective, command: argparse.Namespace) -> int:
     from pathlib import Path
 
     from execserver.relay.executor.options import missing_packages, options_of_service
-    from execserver.supervisor.remote import base_and_environment
+    from execserver.supervisor.remote import place_in
     from execserver.transports.authentication import ConfigurationError
 
     options = effective.settings.remote_options
-    served = base_and_environment(command.handed_remote) if command.handed_remote else None
+    served = place_in(command.handed_remote) if command.handed_remote else None
     try:
         if served is not None or options.remote is None or command.handover is not None:
             of_service = options_of_service(options, served)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from execserver.configuration.model import Settings
 from execserver.host import Host
 from execserver.private_folder import FolderError, state_folder
-from execserver.relay.executor.options import missing_packages, options_of_service, place_of
+from execserver.relay.executor.options import check_place, missing_packages, options_of_service
 from execserver.sandbox import policy
 from execserver.sandbox.options import DaemonPaths, executed, socket_addresses
 from execserver.sandbox.sandboxes import Sandboxes
 from execserver.supervisor.config_file import usual_places
 from execserver.supervisor.earlier_state import earlier_place, is_own_folder
-from execserver.supervisor.remote import base_and_environment
+from execserver.supervisor.remote import place_in
 from execserver.supervisor.server_channel import Hello
 from execserver.transports.authentication import ConfigurationError
 
@@ -33,7 +33,7 @@ def check_exposure(config: Settings, hello: Hello) -> None:
     """
     if not hello.listeners:
         if config.remote is not None:
-            place_of(config.remote_options)
+            check_place(config.remote_options)
         # The supervisor found the file unusable and left the error to the server; the file is correct by now.
         raise ConfigurationError("the configuration file was changed during the start: start again")
     kinds = {listener.kind for listener in hello.listeners}
@@ -76,7 +76,7 @@ def remote_identity(config: Settings, hello: Hello, host: Host) -> Identity | No
     passed = next((listener for listener in hello.listeners if listener.kind == "remote"), None)
     if passed is None and hello.take_over:
         return None  # a registry that is new in the file begins with the next service, not the next server
-    served = None if passed is None else base_and_environment(passed.url)
+    served = None if passed is None else place_in(passed.url)
     options = options_of_service(config.remote_options, served)
     if passed is None or options is None:
         return None

@@ -50,6 +50,7 @@ from execserver.supervisor.server_channel import (
 from execserver.telemetry import logs, tracing
 from execserver.telemetry.definitions import Gauges
 from execserver.telemetry.logs import Logger
+from execserver.telemetry.measures import measures
 from execserver.transports.authentication import ConfigurationError, Credentials
 from execserver.transports.listener import SocketListener, serve_socket
 from execserver.transports.stdio import serve_stdio
@@ -293,7 +294,7 @@ class Server:
             serve_stdio(*passed.stdio, connect, self._config.stdio_spin_us, lambda: not executor.live)
             return
         if passed.kind == "remote":
-            self._remote = self._make_remote(connect, executor)
+            self._remote = self._make_remote(connect, executor, gauges)
             return
         assert passed.socket is not None
         assert passed.kind != "stdio"
@@ -316,14 +317,17 @@ class Server:
             )
         )
 
-    def _make_remote(self, connect: Callable[[Channel], Connection], executor: Executor) -> RemoteExecutor:
-        from execserver.relay.executor.executor import RemoteExecutor
+    def _make_remote(
+        self, connect: Callable[[Channel], Connection], executor: Executor, gauges: Gauges
+    ) -> RemoteExecutor:
+        from execserver.relay.executor.executor import Load, RemoteExecutor
 
         assert self._identity is not None
         return RemoteExecutor(
             self._identity,
             connect,
             may_open=lambda: not (self._stopping or executor.reserved.uses),
+            load=lambda: Load(gauges.sessions(), measures.sessions_opened, draining=self._stopping),
             refused=self._refused_remotely if self._config.remote_exit_on_refusal else None,
         )
 

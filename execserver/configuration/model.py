@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from execprotocol.relay.pools import MAX_CAPACITY, MAX_NAME, parse_labels
 from execserver.limits.settings import LimitSettings, parsed
 from execserver.processes.executor import ExecutorLimits
 from execserver.relay.executor.options import RemoteOptions
 from execserver.sandbox.options import SandboxOptions
 from execserver.supervisor.listener import ListenError
 from execserver.supervisor.listeners import listeners_from
-from execserver.supervisor.remote import check_environment_id, check_registry_url
+from execserver.supervisor.remote import check_environment_id, check_pool, check_registry_url
 from execserver.transports.authentication import DEFAULT_CLOCK_SKEW_SECONDS, AuthenticationOptions
 
 if TYPE_CHECKING:
@@ -114,6 +115,18 @@ def _environment_id(value: str) -> str:
         return check_environment_id(value)
     except ListenError as error:
         raise ValueError(str(error)) from None
+
+
+def _pool(value: str) -> str:
+    try:
+        return check_pool(value)
+    except ListenError as error:
+        raise ValueError(str(error)) from None
+
+
+def _labels(value: tuple[str, ...]) -> tuple[str, ...]:
+    parse_labels(value)
+    return value
 
 
 def _command_limits(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -255,6 +268,38 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             group=REMOTE,
             metavar="ID",
             check=_environment_id,
+        ),
+    ] = None
+    pool: Annotated[
+        str | None,
+        _option(
+            "instead of environment_id: the pool of this daemon, from which the relay chooses a daemon for "
+            f"each client: letters, digits, - and _, at most {MAX_NAME}",
+            group=REMOTE,
+            metavar="NAME",
+            check=_pool,
+        ),
+    ] = None
+    label: Annotated[
+        tuple[str, ...],
+        _option(
+            "with pool: a property that clients can ask for, NAME=VALUE or NAME, of letters, digits, -, _ "
+            "and .",
+            group=REMOTE,
+            metavar="NAME[=VALUE]",
+            check=_labels,
+            unset="none",
+        ),
+    ] = ()
+    capacity: Annotated[
+        int | None,
+        _option(
+            "with pool: how many sessions the relay gives this daemon, those without a connection included",
+            group=REMOTE,
+            metavar="N",
+            unset="any number",
+            ge=1,
+            lt=MAX_CAPACITY + 1,
         ),
     ] = None
     remote_token_file: Annotated[
@@ -475,6 +520,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return RemoteOptions(
             remote=self.remote,
             environment_id=self.environment_id,
+            pool=self.pool,
+            label=self.label,
+            capacity=self.capacity,
             remote_token_file=_name(self.remote_token_file),
             remote_token_stdin=self.remote_token_stdin,
             remote_key_file=_name(self.remote_key_file),

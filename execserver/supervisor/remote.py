@@ -2,6 +2,7 @@
 
     --remote https://HOST[:PORT][/PREFIX]    http:// on loopback only: the token travels in its headers
     --environment-id ID                      letters, digits, - and _, at most 256
+    --pool NAME                              instead: the name that the executors of a pool share
 
 Nothing is bound, the server connects to the registry. The supervisor keeps a file in memory with the state
 that a new server needs: a line with the token from stdin (empty if it comes from elsewhere), and a line that
@@ -16,10 +17,11 @@ import socket
 import string
 from collections.abc import Mapping, Sequence
 
+from execprotocol.relay.pools import check_pool_name, pool_of
 from execserver.supervisor.config_file import document, flag_values
 from execserver.supervisor.listener import Listener, ListenError
 
-REMOTE, ENVIRONMENT_ID, TOKEN_STDIN = "remote", "environment_id", "remote_token_stdin"
+REMOTE, ENVIRONMENT_ID, POOL, TOKEN_STDIN = "remote", "environment_id", "pool", "remote_token_stdin"
 
 MAX_TOKEN_BYTES = 16 << 10
 """Of a token's line, as in the stock executor. A longer token does not fit in a header."""
@@ -29,7 +31,7 @@ MAX_ENVIRONMENT_ID = 256
 
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_")
 _SCHEME = "relay+"
-_QUERY = "?environment="
+_ENVIRONMENT_QUERY, _POOL_QUERY = "?environment=", "?pool="
 _YES = frozenset(("1", "true", "t", "yes", "y", "on"))
 """The values of a variable that mean true, as in the settings model."""
 
@@ -39,14 +41,15 @@ class RemoteListener(Listener):
 
     Args:
         base: the checked URL.
-        environment_id: the checked name.
+        name: the checked name of the environment, or of the pool.
+        in_pool: whether it is a pool's.
         token_on_stdin: whether the token is the first line of stdin.
     """
 
     kind = "remote"
 
-    def __init__(self, base: str, environment_id: str, *, token_on_stdin: bool) -> None:
-        self.url = f"{_SCHEME}{base}{_QUERY}{environment_id}"
+    def __init__(self, base: str, name: str, *, in_pool: bool = False, token_on_stdin: bool) -> None:
+        self.url = f"{_SCHEME}{base}{_POOL_QUERY if in_pool else _ENVIRONMENT_QUERY}{name}"
         self._token_on_stdin = token_on_stdin
 
     def bind(self) -> None:
@@ -70,10 +73,13 @@ class RemoteListener(Listener):
         self.descriptors = ()
 
 
-def base_and_environment(url: str) -> tuple[str, str]:
-    """The URL and the environment's name in the `url` of a `RemoteListener`."""
-    base, _, environment_id = url.removeprefix(_SCHEME).rpartition(_QUERY)
-    return base, environment_id
+def place_in(url: str) -> tuple[str, str | None, str | None]:
+    """The base URL, the environment's name and the pool's in the `url` of a `RemoteListener`; one of the two
+    names is None.
+    """
+    base, _, query = url.removeprefix(_SCHEME).rpartition("?")
+    name = query.partition("=")[2]
+    return (base, None, name) if f"?{query}".startswith(_POOL_QUERY) else (base, name, None)
 
 
 def requested_remote(
@@ -95,12 +101,12 @@ def requested_remote(
     if base is None:
         return None
     environment_id = _value(ENVIRONMENT_ID, arguments, environment, in_file)
-    if environment_id is None:
-        raise ListenError("--remote needs --environment-id")
+    pool = _value(POOL, arguments, environment, in_file)
+    if (environment_id is None) == (pool is None):
+        raise ListenError("--remote needs either --environment-id or --pool")
     on_stdin = _switch(TOKEN_STDIN, arguments, environment, in_file) and not stdin_is_taken
-    return RemoteListener(
-        check_registry_url(base), check_environment_id(environment_id), token_on_stdin=on_stdin
-    )
+    name = check_environment_id(environment_id) if environment_id is not None else check_pool(pool or "")
+    return RemoteListener(check_registry_url(base), name, in_pool=pool is not None, token_on_stdin=on_stdin)
 
 
 def check_registry_url(url: str) -> str:
@@ -137,7 +143,17 @@ def check_environment_id(text: str) -> str:
     """
     if not 1 <= len(text) <= MAX_ENVIRONMENT_ID or not _ID_CHARACTERS.issuperset(text):
         raise ListenError(f"must be 1 to {MAX_ENVIRONMENT_ID} letters, digits, - or _, not {text[:40]!r}")
+    if pool_of(text) is not None:
+        raise ListenError("must not end with -- and 16 hexadecimal digits: join the pool with --pool instead")
     return text
+
+
+def check_pool(text: str) -> str:
+    """Check the name of a pool. Raises ListenError."""
+    try:
+        return check_pool_name(text)
+    except ValueError as error:
+        raise ListenError(str(error)) from None
 
 
 def _is_loopback(host: str) -> bool:

@@ -153,7 +153,8 @@ RELAY_DEFINITIONS: tuple[RelayDefinition, ...] = (
     RelayDefinition(
         "execserver_relay_introductions_total",
         "counter",
-        "Clients that asked for an environment: `accepted`, or `offline`.",
+        "Clients that asked for an environment or a pool: `accepted`, `offline`, or `full` if all executors "
+        "of the pool that match are at capacity or draining.",
         "introductions",
         ("outcome",),
     ),

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 import psutil
 
@@ -43,6 +43,8 @@ class Container:
         as_user: a command that runs another one as the same user, for `run`.
         volumes: target in the container → folder on the host.
         read_only: whether everything but the volumes, `/proc` and `/dev` is read-only.
+        enter: a command that runs another one in the namespaces to start from.
+        log: the file for standard error, for a container that writes much; None: a pipe.
 
     Raises:
         NoNamespacesError: the namespaces and mounts are refused here.
@@ -56,16 +58,18 @@ class Container:
         volumes: Mapping[str, Path],
         *,
         read_only: bool = False,
+        enter: Sequence[str] = (),
+        log: IO[bytes] | None = None,
     ) -> None:
         self._as_user = as_user
         self._new = Path(tempfile.mkdtemp(prefix="container-"))
         lines = "".join(f"{source} {target}\n" for target, source in volumes.items())
         mode = "ro" if read_only else "rw"
-        enter = ["sh", "-c", _ENTER, "enter", str(root), str(self._new), mode, lines, *command]
+        begin = ["sh", "-c", _ENTER, "enter", str(root), str(self._new), mode, lines, *command]
         namespaces = ["unshare", "--pid", "--mount", "--uts", "--ipc", "--propagation", "private"]
         self._outer = subprocess.Popen(
-            [*namespaces, "--fork", *enter],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [*enter, *namespaces, "--fork", *begin],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log or subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self._outer.stdout is not None
         self.said = self._outer.stdout.readline().strip()
@@ -73,12 +77,13 @@ class Container:
         if not self.said:
             _, errors = self._outer.communicate()
             self._new.rmdir()
-            raise NoNamespacesError(f"no container can be made of namespaces here: {errors.strip()}")
+            raise NoNamespacesError(f"no container can be made of namespaces here: {(errors or '').strip()}")
         (self.first,) = psutil.Process(self._outer.pid).children()
 
     def run(self, *command: str, as_root: bool = False) -> subprocess.CompletedProcess[str]:
         """Run a command in the container, as `podman exec` does."""
-        inside = ["nsenter", "--target", str(self.first.pid), "--pid", "--mount", "--uts", "--ipc", "--wd=/"]
+        namespaces = ["--pid", "--mount", "--uts", "--ipc", "--net"]
+        inside = ["nsenter", "--target", str(self.first.pid), *namespaces, "--wd=/"]
         return subprocess.run(
             [*inside, *([] if as_root else self._as_user), *command],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
@@ -93,8 +98,11 @@ class Container:
         """Send a signal to process 1; returns its exit status, and after how many seconds it ended."""
         began = time.monotonic()
         self.first.send_signal(signal_number)
-        status = self._outer.wait(PATIENCE)
-        return status, time.monotonic() - began
+        return self.wait(PATIENCE), time.monotonic() - began
+
+    def wait(self, seconds: float) -> int:
+        """Wait for the end of process 1; returns its exit status."""
+        return self._outer.wait(seconds)
 
     def close(self) -> None:
         """Kill what still runs."""

@@ -33,7 +33,7 @@ HEALTH = ROOT / "examples" / "container" / "healthcheck.py"
 SOCKET = "/run/execserver/execserver.sock"
 
 KNOWN = {
-    "FROM", "LABEL", "RUN", "COPY", "USER", "WORKDIR", "VOLUME", "ENV", "HEALTHCHECK", "STOPSIGNAL",
+    "FROM", "LABEL", "ARG", "RUN", "COPY", "USER", "WORKDIR", "VOLUME", "ENV", "HEALTHCHECK", "STOPSIGNAL",
     "ENTRYPOINT", "CMD",
 }  # fmt: skip
 
@@ -92,12 +92,12 @@ def test_its_licence_is_that_of_the_project() -> None:
     assert labels["licenses"] == "Apache-2.0"
 
 
-def check_health(folder: Path) -> subprocess.CompletedProcess[str]:
+def check_health(folder: Path, *page: str) -> subprocess.CompletedProcess[str]:
     _, _, check = only("HEALTHCHECK").partition("CMD ")
     program, script, path = json.loads(check)
     assert (program, Path(script).name, path) == ("python3", HEALTH.name, SOCKET)
     return subprocess.run(
-        [sys.executable, str(HEALTH), str(folder / "execserver.sock")],
+        [sys.executable, str(HEALTH), str(folder / "execserver.sock"), *page],
         capture_output=True,
         text=True,
         timeout=20,
@@ -140,7 +140,9 @@ def test_its_command_serves_as_process_1_reaps_confines_and_ends_at_the_stop_sig
 def test_the_health_check_tells_a_daemon_that_serves(folder: Path, environment: dict[str, str]) -> None:
     assert check_health(folder).returncode != 0
     with Server(f"unix://{folder}/execserver.sock", env=environment, cwd=folder):
-        assert check_health(folder).returncode == 0
+        for page in ([], ["/livez"]):
+            assert check_health(folder, *page).returncode == 0
+        assert check_health(folder, "/no-such-page").returncode == 1
 
 
 def test_the_health_check_fails_on_another_answer(folder: Path) -> None:

@@ -91,7 +91,7 @@ ALLOWED = (
 )
 """The file is a path, or empty for all; the text is a pattern that the line has."""
 
-FOLDERS = ("execserver", "clients", "tools", "benchmarks", "examples", "systemd", "docs")
+FOLDERS = ("execserver", "clients", "tools", "benchmarks", "examples", "systemd", "deploy", "docs")
 SUFFIXES = (".py", ".md", ".toml", ".yml", ".yaml", ".service", ".socket", ".mjs", ".ts")
 
 

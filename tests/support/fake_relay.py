@@ -9,8 +9,9 @@ a stream, made of the pure core.
         await client.initialize()
         assert await client.call("environment/info", {})
 
-Scripts: `relay.register_answers` and `relay.dial_answers` are taken one a request, before everything is fine;
-`relay.validate_answer` is for all. It copies frames and knows no limits: the real one has tests of its own.
+Scripts: `relay.register_answers`, `relay.dial_answers` and `relay.status_answers` are taken one a request,
+before everything is fine; `relay.validate_answer` is for all. It copies frames and knows no limits: the real
+one has tests of its own.
 """
 
 from __future__ import annotations
@@ -71,6 +72,11 @@ class FakeRelay:
         self.validations: list[dict[str, Any]] = []
         self.validate_gate: asyncio.Event | None = None
         """Set it to hold answers back until the event is set."""
+        self.statuses: list[contract.StatusRequest] = []
+        """The reports of a member of a pool, refused ones too."""
+        self.status_answers: deque[Answer] = deque()
+        self.entries: list[contract.PoolEntry | None] = []
+        """What each accepted registration said of itself."""
         self.orphans: list[Frame] = []
         """Frames of the executor for unknown streams."""
         self._streams: dict[str, RelayClient] = {}
@@ -82,6 +88,7 @@ class FakeRelay:
         app = web.Application()
         app.router.add_post("/cloud/environment/{id}/register", self._register)
         app.router.add_post("/cloud/environment/{id}/validate", self._validate)
+        app.router.add_post("/cloud/environment/{id}/status", self._status)
         app.router.add_get("/executor/{number}", self._executor)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -139,6 +146,7 @@ class FakeRelay:
                 status, body = self.register_answers.popleft()
             else:
                 self.executor_keys.append(asked.key)
+                self.entries.append(asked.pool)
                 number = len(self.executor_keys)
                 url = f"ws{self.url.removeprefix('http')}/executor/{number}?ticket=secret-{number}"
                 answer = contract.RegisterAnswer(request.match_info["id"], url, f"registration-{number}")
@@ -157,6 +165,14 @@ class FakeRelay:
             await self.validate_gate.wait()
         status, answer = self.validate_answer
         return web.json_response(answer, status=status)
+
+    async def _status(self, request: web.Request) -> web.Response:
+        reported = contract.StatusRequest.parse(await request.read())
+        async with self._changed:
+            self.statuses.append(reported)
+            status, body = self.status_answers.popleft() if self.status_answers else (200, {})
+            self._changed.notify_all()
+        return web.json_response(body, status=status)
 
     async def _executor(self, request: web.Request) -> web.StreamResponse:
         async with self._changed:

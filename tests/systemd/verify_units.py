@@ -20,6 +20,7 @@ import pytest
 from tests.support.wire import PATIENCE, connect_unix
 
 UNITS = Path(__file__).parents[2] / "systemd"
+FLEET = Path(__file__).parents[2] / "deploy/systemd"
 EXECUTABLE = Path(sys.executable).with_name("execserver")
 
 
@@ -42,7 +43,7 @@ def installed(folder: Path, form: str) -> list[Path]:
     for unit in (UNITS / form).iterdir():
         text = re.sub(r"(?m)^(ExecStart=)\S+", rf"\g<1>{EXECUTABLE}", unit.read_text())
         (folder / unit.name).write_text(text)
-    return sorted(folder.glob("execserver*.*"))
+    return sorted(path for path in folder.glob("execserver*.*") if path.is_file())
 
 
 def warnings_of(folder: Path, form: str) -> str:
@@ -62,6 +63,20 @@ def warnings_of(folder: Path, form: str) -> str:
 @pytest.mark.parametrize("form", ["system", "user"])
 def test_systemd_accepts_the_units_without_a_word(folder: Path, form: str) -> None:
     assert warnings_of(folder, form) == ""
+
+
+def test_systemd_accepts_the_units_of_a_fleet_without_a_word(folder: Path) -> None:
+    shutil.copytree(UNITS / "system", folder / "copies/system")
+    shutil.copy(FLEET / "execserver-nats.service", folder / "copies/system")
+    for drop_in in FLEET.glob("*.d/*.conf"):
+        (folder / drop_in.parent.name).mkdir()
+        text = re.sub(r"(?m)^(ExecStart=)/\S+", rf"\g<1>{EXECUTABLE}", drop_in.read_text())
+        (folder / drop_in.parent.name / drop_in.name).write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "UNITS", folder / "copies")
+        assert warnings_of(folder, "system") == ""
+        (folder / "execserver-relay.service.d/fleet.conf").write_text("[Service]\nTypo=\n")
+        assert "Typo" in warnings_of(folder, "system")
 
 
 @pytest.mark.parametrize("form", ["system", "user"])

@@ -5,6 +5,7 @@
     ├── ConnectionFailed           connection_failed    the connection failed
     │   ├── DaemonNotRunning       daemon_not_running   no server is listening
     │   ├── EnvironmentOffline     environment_offline  no executor is connected to the relay for it
+    │   │   └── PoolFull           pool_full            the executors of the pool take no further session
     │   ├── UntrustedServer        untrusted_server     the identity of the server is wrong
     │   │   └── WrongExecutor      wrong_executor       another executor is behind the relay
     │   ├── AccessDenied           access_denied        the server refuses the token, or the client
@@ -166,7 +167,7 @@ class EnvironmentOffline(ConnectionFailed):
     """No executor is connected to the relay for the environment at the moment.
 
     Attributes:
-        environment_id: its name.
+        environment_id: its name, or that of the pool.
     """
 
     code = "environment_offline"
@@ -174,6 +175,15 @@ class EnvironmentOffline(ConnectionFailed):
     def __init__(self, message: str, environment_id: str) -> None:
         super().__init__(message)
         self.environment_id = environment_id
+
+
+class PoolFull(EnvironmentOffline):
+    """Each executor of the pool that matches has as many sessions as it takes, or is draining.
+
+    `environment_id` is the name of the pool.
+    """
+
+    code = "pool_full"
 
 
 class UntrustedServer(ConnectionFailed):

@@ -4,10 +4,12 @@
        ▲                                                │ refused (4xx): the registration is unknown
        └────────────────────────────────────────────────┘
 
+A member of a pool also reports its load, so that the relay can choose among the members.
+
 The executor retries whatever the registry or the relay does; only the operator can ask that a final refusal
 ends the daemon. Each change of state is logged once, however many attempts there are. Tokens and the queries
 of URLs are not logged.
-`docs/protocol.md`, "Relay".
+`docs/protocol.md`, "Relay" and "Pools".
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ import asyncio
 import random
 import secrets
 from collections.abc import Callable
+from typing import NamedTuple
 
 from execprotocol.relay import contract
-from execprotocol.relay.contract import RegisterAnswer
+from execprotocol.relay.contract import RegisterAnswer, StatusRequest
 from execprotocol.relay.dial import DialFailed, DialRefused, dial
 from execprotocol.relay.registry_client import RegistryClient, RegistryError, RegistryRefused
 from execprotocol.trace_context import active_headers
@@ -49,7 +52,24 @@ STEADY_SECONDS = 10.0
 """A socket that lived so long resets the waits. Two executors with the same key, which replace each other,
 slow down by that."""
 
+REPORT_SECONDS = 15.0
+"""How often the load is reported if it does not change. A store of several relays keeps it for a minute."""
+
+CHECK_SECONDS = 0.2
+"""How soon a change of the load is reported. Many sessions that open at once make one report."""
+
 log = Logger()
+
+
+class Load(NamedTuple):
+    """What a member of a pool reports of itself."""
+
+    sessions: int
+    """Those that it keeps, detached ones included."""
+    opened: int
+    """Those that were opened since the server began."""
+    draining: bool
+    """Whether it takes no further sessions."""
 
 
 class RemoteExecutor:
@@ -59,6 +79,7 @@ class RemoteExecutor:
         identity: of this executor.
         make_handler: makes the handler of each client's connection.
         may_open: whether new connections are accepted now.
+        load: what a member of a pool reports.
         refused: called with the reason if the registry refuses the executor for good, which then ends;
             None: the executor retries.
     """
@@ -69,11 +90,13 @@ class RemoteExecutor:
         make_handler: Callable[[Channel], MessageHandler],
         *,
         may_open: Callable[[], bool] = lambda: True,
+        load: Callable[[], Load] = lambda: Load(0, 0, draining=False),
         refused: Callable[[str], None] | None = None,
     ) -> None:
         self._identity = identity
         self._make_handler = make_handler
         self._may_open = may_open
+        self._load = load
         self._refused = refused
         self._registry = RegistryClient(identity.base_url, identity.token, proxies=identity.proxies)
         self._log = log.bind(registry=self._registry.shown, environment=identity.environment_id)
@@ -84,10 +107,16 @@ class RemoteExecutor:
         self._closing = False
         self._redials = _Backoff(*REDIAL_SECONDS)
         self._life: asyncio.Task[None] | None = None
+        self._registration_id = ""
+        """Of the newest registration."""
+        self._reports: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start in the background."""
-        self._life = asyncio.get_running_loop().create_task(self._live())
+        loop = asyncio.get_running_loop()
+        self._life = loop.create_task(self._live())
+        if self._identity.pool is not None:
+            self._reports = loop.create_task(self._report())
 
     def close(self) -> None:
         """Accept no further clients; the socket is closed after the last one (idempotent)."""
@@ -109,6 +138,9 @@ class RemoteExecutor:
             if late:
                 self._life.cancel()
                 await asyncio.wait({self._life})
+        if self._reports is not None:
+            self._reports.cancel()
+            await asyncio.wait({self._reports})
         await self._registry.aclose()
 
     async def _live(self) -> None:
@@ -127,7 +159,7 @@ class RemoteExecutor:
         waits = _Backoff(*REGISTER_SECONDS)
         while True:
             try:
-                answer = await self._ask_registration()
+                answer = await self._register_now()
             except RegistryRefused as error:
                 if error.code == contract.REGISTRATION_CONFLICT:
                     self._log_state("standing by: another executor holds the environment")
@@ -187,14 +219,38 @@ class RemoteExecutor:
     async def _register_once(self) -> RegisterAnswer | None:
         """Register once; None if that failed: the old registration may still be valid."""
         try:
-            return await self._ask_registration()
+            return await self._register_now()
         except (RegistryError, ConfigurationError):
             return None
 
-    async def _ask_registration(self) -> RegisterAnswer:
+    async def _register_now(self) -> RegisterAnswer:
+        identity = self._identity
         with tracing.outgoing("relay/register"):
             self._trace = active_headers()
-            return await self._registry.register(self._identity.environment_id, self._identity.key.public)
+            answer = await self._registry.register(
+                identity.environment_id, identity.key.public, identity.pool
+            )
+        self._registration_id = answer.registration_id
+        return answer
+
+    async def _report(self) -> None:
+        """Report the load after each change and each registration, and from time to time."""
+        clock = asyncio.get_running_loop().time
+        reported, reported_at = StatusRequest("", 0, 0, draining=False), 0.0
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            status = StatusRequest(self._registration_id, *self._load())
+            unchanged = status == reported and clock() < reported_at + REPORT_SECONDS
+            if unchanged or not status.registration_id:
+                continue
+            try:
+                await self._registry.report(self._identity.environment_id, status)
+            except (RegistryError, ConfigurationError) as error:
+                # The state of the connection is logged elsewhere.
+                self._log.debug("relay: the load was not reported", reason=str(error))
+                await asyncio.sleep(_between(*STANDBY_SECONDS))
+            else:
+                reported, reported_at = status, clock()
 
     async def _until_lost(self, multiplexer: Multiplexer) -> str:
         loop = asyncio.get_running_loop()

@@ -20,11 +20,14 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from execprotocol.proxies import PROXY_VARIABLE, Proxies
+from execprotocol.relay.contract import PoolEntry
 from execprotocol.relay.key_files import KeyFileError, load_key_pair
 from execprotocol.relay.keys import InvalidKeyError, KeyPair
+from execprotocol.relay.pools import member_id, parse_labels
 from execprotocol.trust import UntrustedError, read_trusted
+from execserver import __version__
 from execserver.relay.executor.allowed_clients import AllowedClients, AllowedClientsError
-from execserver.relay.executor.options import TOKEN_VARIABLE, RemoteOptions, place_of
+from execserver.relay.executor.options import TOKEN_VARIABLE, RemoteOptions, check_place
 from execserver.transports.authentication import ConfigurationError
 
 MAX_TOKEN_BYTES = 16 << 10
@@ -97,6 +100,8 @@ class Identity:
     """The clients that are admitted if the registry sent them; None: all that it sent."""
     proxies: Proxies | None = None
     """Chooses the proxies for dialling out; None: connect directly."""
+    pool: PoolEntry | None = None
+    """What the registry learns if the executor is a member of a pool; None: it is none."""
 
 
 def identity_from(
@@ -116,7 +121,7 @@ def identity_from(
     Raises:
         ConfigurationError: an option is missing, there is not exactly one token, or a file cannot be used.
     """
-    url, environment_id = place_of(options)
+    check_place(options)
     on_stdin, seed = _remembered(memory)
     token = _token_source(options, base, variables, on_stdin)
     if options.remote_key_file is not None:
@@ -126,7 +131,22 @@ def identity_from(
     else:
         key = KeyPair.generate()
         _remember(memory, key.seed)
-    return Identity(url, environment_id, key, token, _clients(options, base), _proxies(options, variables))
+    assert options.remote is not None
+    if options.pool is None:
+        environment_id, entry = options.environment_id, None
+    else:
+        environment_id = member_id(options.pool, key.public.fingerprint)
+        entry = _pool_entry(options)
+    assert environment_id is not None
+    return Identity(
+        options.remote,
+        environment_id,
+        key,
+        token,
+        _clients(options, base),
+        _proxies(options, variables),
+        entry,
+    )
 
 
 def _proxies(options: RemoteOptions, variables: Mapping[str, str]) -> Proxies:
@@ -142,7 +162,8 @@ def check_identity(options: RemoteOptions, base: Path, variables: Mapping[str, s
     Raises:
         ConfigurationError: as `identity_from`.
     """
-    place_of(options)
+    check_place(options)
+    _pool_entry(options)
     _token_source(options, base, variables, on_stdin="not-read-yet")
     if options.remote_key_file is not None:
         path = base / options.remote_key_file
@@ -207,6 +228,14 @@ def _key_in(path: Path, *, create: bool) -> KeyPair:
         return load_key_pair(path, create=create)
     except KeyFileError as error:
         raise ConfigurationError(f"--remote-key-file: {error}") from None
+
+
+def _pool_entry(options: RemoteOptions) -> PoolEntry:
+    try:
+        labels = {name: value or "" for name, value in parse_labels(options.label).items()}
+    except ValueError as error:
+        raise ConfigurationError(f"--label {error}") from None
+    return PoolEntry(labels, options.capacity, __version__)
 
 
 def _clients(options: RemoteOptions, base: Path) -> AllowedClients | None:

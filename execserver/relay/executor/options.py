@@ -16,6 +16,9 @@ class RemoteOptions(msgspec.Struct, frozen=True):
 
     remote: str | None = None
     environment_id: str | None = None
+    pool: str | None = None
+    label: tuple[str, ...] = ()
+    capacity: int | None = None
     remote_token_file: str | None = None
     remote_token_stdin: bool = False
     remote_key_file: str | None = None
@@ -24,24 +27,30 @@ class RemoteOptions(msgspec.Struct, frozen=True):
     proxy: str | None = None
 
 
-def place_of(options: RemoteOptions) -> tuple[str, str]:
-    """The registry's URL and the environment id.
+def check_place(options: RemoteOptions) -> None:
+    """Check that the options name a registry, and either an environment or a pool.
 
     Raises:
-        ConfigurationError: one of them is missing.
+        ConfigurationError: they do not, or an option of pools is given without a pool.
     """
-    if options.remote is None or options.environment_id is None:
-        missing = "--remote" if options.remote is None else "--environment-id"
-        raise ConfigurationError(f"{missing} is missing: --remote and --environment-id go together")
-    return options.remote, options.environment_id
+    if options.remote is None:
+        raise ConfigurationError("--remote is missing")
+    if (options.environment_id is None) == (options.pool is None):
+        fault = "are missing" if options.pool is None else "exclude each other"
+        raise ConfigurationError(f"--environment-id and --pool {fault}: --remote needs one of them")
+    for name, value in (("--label", options.label), ("--capacity", options.capacity)):
+        if value and options.pool is None:
+            raise ConfigurationError(f"{name} needs --pool")
 
 
-def options_of_service(options: RemoteOptions, served: tuple[str, str] | None) -> RemoteOptions | None:
-    """The options, with the URL and the environment with which the service was started.
+def options_of_service(
+    options: RemoteOptions, served: tuple[str, str | None, str | None] | None
+) -> RemoteOptions | None:
+    """The options, with the URL and the environment or pool with which the service was started.
 
     Args:
         options: of the current configuration.
-        served: URL and environment at the start of the supervisor; None if it had none.
+        served: URL, environment and pool at the start of the supervisor; None if it had none.
 
     Returns:
         None if the service was started without `--remote`.
@@ -50,8 +59,8 @@ def options_of_service(options: RemoteOptions, served: tuple[str, str] | None) -
         ConfigurationError: `--remote` was added since the start, or an option needs `--remote`.
     """
     if served is not None:
-        remote, environment_id = served
-        return replace(options, remote=remote, environment_id=environment_id)
+        remote, environment_id, pool = served
+        return replace(options, remote=remote, environment_id=environment_id, pool=pool)
     if options.remote is not None:
         raise ConfigurationError("--remote is new in the configuration: stop the service and start it again")
     for field in fields(options):

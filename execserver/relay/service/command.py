@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,9 +63,16 @@ def _serve(options: argparse.Namespace) -> int:
 def _token_create(options: argparse.Namespace) -> int:
     from execserver.relay.service.tokens import TokenError
 
+    if not options.environment and not options.pool:
+        parser: Parser = options.parser
+        parser.error("a token is for an environment or a pool: give --environment ID or --pool NAME")
     try:
         _, secret = _store(options, create=True).create(
-            options.role, options.environment, expires_in=options.expires_in, note=options.note
+            options.role,
+            options.environment,
+            pools=options.pool,
+            expires_in=options.expires_in,
+            note=options.note,
         )
     except TokenError as error:
         return _print_error(str(error))
@@ -85,14 +92,15 @@ def _token_list(options: argparse.Namespace) -> int:
         (
             each.id,
             each.role,
-            ",".join(each.environments),
+            ",".join(each.environments) or "-",
+            ",".join(each.pools) or "-",
             _date(each.created),
             "never" if each.expires is None else _date(each.expires),
             each.note,
         )
         for each in tokens
     ]
-    return _table(("ID", "ROLE", "ENVIRONMENTS", "CREATED", "EXPIRES", "NOTE"), rows)
+    return _table(("ID", "ROLE", "ENVIRONMENTS", "POOLS", "CREATED", "EXPIRES", "NOTE"), rows)
 
 
 def _token_revoke(options: argparse.Namespace) -> int:
@@ -119,13 +127,19 @@ def _environments(options: argparse.Namespace) -> int:
         (
             each["environment"],
             _duration(each["seconds"]),
-            str(each["streams"]),
-            str(each["clients"]),
+            "-" if each["streams"] is None else str(each["streams"]),
+            "-" if each["clients"] is None else str(each["clients"]),
+            each["pool"] or "-",
+            _load(each),
+            "draining" if each["draining"] else "online",
+            each["version"] or "-",
+            each["node"],
             each["key"],
         )
         for each in found
     ]
-    return _table(("ENVIRONMENT", "ONLINE", "STREAMS", "CLIENTS", "KEY"), rows)
+    heads = ("ENVIRONMENT", "ONLINE", "STREAMS", "CLIENTS", "POOL", "LOAD", "STATE", "VERSION", "NODE", "KEY")
+    return _table(heads, rows)
 
 
 def _key(options: argparse.Namespace) -> int:
@@ -148,6 +162,7 @@ def _token_row(token: TokenRecord) -> dict[str, object]:
         "id": token.id,
         "role": token.role,
         "environments": list(token.environments),
+        "pools": list(token.pools),
         "created": token.created,
         "expires": token.expires,
         "note": token.note,
@@ -175,6 +190,14 @@ def _table(heads: tuple[str, ...], rows: Columns) -> int:
         for row in (heads, *rows)
     ]
     return _print("\n".join(lines))
+
+
+def _load(row: Mapping[str, object]) -> str:
+    """Sessions and capacity, as `3/8`; the sessions alone without a capacity."""
+    sessions, capacity = row["sessions"], row["capacity"]
+    if sessions is None:
+        return "-"
+    return str(sessions) if capacity is None else f"{sessions}/{capacity}"
 
 
 def _date(seconds: float) -> str:
@@ -254,10 +277,17 @@ def _add_token(actions: argparse._SubParsersAction[Parser]) -> None:
     create.add_argument("--role", required=True, choices=("executor", "client"))
     create.add_argument(
         "--environment",
-        required=True,
         action="append",
+        default=[],
         metavar="ID",
         help="an environment that the token is for: letters, digits, - and _; may be repeated",
+    )
+    create.add_argument(
+        "--pool",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a pool that the token is for, with all of its executors; may be repeated",
     )
     create.add_argument(
         "--expires-in", type=_seconds, metavar="SECONDS", help="when the token expires (default: never)"

@@ -101,8 +101,9 @@ class Guard:
                 refusal = _refusal_of(error, request)
                 self.refusals[str(refusal.status)] += 1
                 response = refusal.response()
-            # Monitors request pages all day.
-            write = log.debug if request.method == "GET" and response.status == 200 else log.info
+            # Monitors request pages all day, and executors of pools report their load.
+            is_routine = request.method == "GET" or request.rel_url.raw_path.endswith("/status")
+            write = log.debug if is_routine and response.status == 200 else log.info
             write(
                 "request",
                 method=request.method,

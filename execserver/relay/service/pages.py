@@ -9,10 +9,11 @@ from collections.abc import Callable
 from aiohttp import hdrs, web
 
 from execserver.relay.service.errors import Guard, HttpError
-from execserver.relay.service.registry import RelayRegistry
+from execserver.relay.service.registry import EnvironmentState, RelayRegistry
 from execserver.relay.service.registry_http import RegistryHttp
 from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
+from execserver.relay.service.store import ExecutorSocket
 from execserver.telemetry.definitions import distribution
 from execserver.telemetry.exposition import Labels, Number, Reading, Readings, RenderedPage, render
 from execserver.telemetry.measures import RequestCounts
@@ -71,9 +72,10 @@ class MetricsReader:
             closed=counters.closed,
             pauses={"helped": counters.holds - counters.failed_holds, "failed": counters.failed_holds},
             registrations=self._outcomes("register", ("accepted", "conflict")),
-            introductions=self._outcomes("connect", ("accepted", "offline")),
+            introductions=self._outcomes("connect", ("accepted", "offline", "full")),
             validations=self._outcomes("validate", ("valid", "invalid")),
             refusals=dict(self._guard.refusals),
+            pool_waiting=self._registry.pools.waiting(),
         )
 
     def _outcomes(self, request: str, outcomes: tuple[str, ...]) -> dict[str, int]:
@@ -126,19 +128,27 @@ class Pages:
 
     async def environments(self, _request: web.Request) -> web.Response:
         """The environments with a connected executor, as JSON."""
-        rows = [
-            {
-                "environment": state.environment_id,
-                "seconds": round(state.seconds, 3),
-                "streams": self._rendezvous.streams_of(state.socket.address),
-                "clients": self._rendezvous.harnesses_of(state.socket.address),
-                "registration": state.registration_id,
-                "key": state.fingerprint,
-            }
-            for state in self._registry.environments()
-            if state.socket is not None
-        ]
-        return web.json_response(rows)
+        states = self._registry.environments()
+        return web.json_response([self._row(each, each.socket) for each in states if each.socket is not None])
+
+    def _row(self, state: EnvironmentState, socket: ExecutorSocket) -> dict[str, object]:
+        """One environment; None for what this relay does not know."""
+        is_here, member, status = socket.node == self._registry.node, state.member, state.status
+        return {
+            "environment": state.environment_id,
+            "seconds": round(state.seconds, 3),
+            "streams": self._rendezvous.streams_of(socket.address) if is_here else None,
+            "clients": self._rendezvous.harnesses_of(socket.address) if is_here else None,
+            "pool": member.pool if member is not None else None,
+            "labels": dict(member.labels) if member is not None else None,
+            "capacity": member.capacity if member is not None else None,
+            "version": member.version if member is not None else None,
+            "sessions": status.sessions if status is not None else None,
+            "draining": status.draining if status is not None else None,
+            "node": socket.node,
+            "registration": state.registration_id,
+            "key": state.fingerprint,
+        }
 
     async def metrics(self, request: web.Request) -> web.Response:
         """The metrics page."""

@@ -32,9 +32,11 @@ from execserver.relay.service.environment_records import (
     OwnSockets,
     registration_of,
 )
+from execserver.relay.service.pools import Pools
 from execserver.relay.service.store import (
     EnvironmentRecord,
     ExecutorSocket,
+    ExecutorStatus,
     Grant,
     PoolMember,
     Registration,
@@ -114,7 +116,9 @@ class ConnectResult(NamedTuple):
 
 
 class EnvironmentState(NamedTuple):
-    """One line of the list. `seconds`: how long it has been online, or offline. `socket`: None if offline."""
+    """One line of the list. `seconds`: how long it has been online, or offline. `socket`: None if offline.
+    `member` and `status`: None if the executor is in no pool, or has not reported.
+    """
 
     environment_id: str
     registration_id: str
@@ -122,6 +126,8 @@ class EnvironmentState(NamedTuple):
     online: bool
     seconds: float
     socket: ExecutorSocket | None
+    member: PoolMember | None
+    status: ExecutorStatus | None
 
 
 class UnusedSecrets:
@@ -179,6 +185,10 @@ class RelayRegistry:
 
     Any coroutine may raise StoreUnavailable, after which the caller may try again.
 
+    Attributes:
+        node: the name of this relay.
+        pools: chooses executors of pools.
+
     Args:
         store: keeps the records; shared by the relays of a fleet.
         bus: names this relay, and knows which relays live.
@@ -196,7 +206,8 @@ class RelayRegistry:
         most: int = MAX_OUTSTANDING,
     ) -> None:
         self._store = store
-        self._node, self._is_alive = bus.node, bus.is_alive
+        self.node, self._is_alive = bus.node, bus.is_alive
+        self.pools = Pools(store, bus, clock)
         self._records = EnvironmentRecords(store, bus)
         self._sockets = OwnSockets(store, self._records, bus.node, clock, is_token_valid)
         self._clock = clock
@@ -274,7 +285,7 @@ class RelayRegistry:
             current = record.current
             if current is None or current.id != registration.id or not self._is_token_valid(current.token_id):
                 raise TicketRefused(410, "unknown_route")
-            place = ExecutorSocket(self._node, address)
+            place = ExecutorSocket(self.node, address)
             online = replace(current, socket=place, dialed=True, changed=self._clock())
             return replace(record, current=online, older=None)
 
@@ -419,7 +430,7 @@ class RelayRegistry:
     def environments(self) -> list[EnvironmentState]:
         """The environments with a registration, sorted by name."""
         now = self._clock()
-        states = []
+        states, statuses = [], self._store.statuses()
         for environment_id, record in sorted(self._store.environments().items()):
             live = self._records.live(record)
             shown = live or record.current
@@ -432,6 +443,8 @@ class RelayRegistry:
                         live is not None,
                         max(0.0, now - shown.changed),
                         live.socket if live is not None else None,
+                        record.member,
+                        statuses.get(environment_id),
                     )
                 )
         return states

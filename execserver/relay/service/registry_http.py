@@ -1,7 +1,7 @@
-"""The registry over HTTP: the requests register, connect and validate of `registry.py`.
+"""The registry over HTTP: the requests register, connect, validate and status of `registry.py`.
 
 The id in the path is checked first, then the token, then the body: of a stranger only the head is read, and
-the answer reveals nothing. `docs/protocol.md`, "Relay".
+the answer reveals nothing. `docs/protocol.md`, "Relay" and "Pools".
 """
 
 from __future__ import annotations
@@ -16,15 +16,22 @@ from aiohttp import hdrs, web
 from execprotocol.relay.contract import (
     AUTHENTICATION_UNAVAILABLE,
     ENVIRONMENT_OFFLINE,
+    POOL_FULL,
     REGISTRATION_CONFLICT,
+    STALE_REGISTRATION,
     ConnectAnswer,
     ConnectRequest,
+    PoolConnectRequest,
     RegisterAnswer,
     RegisterRequest,
+    StatusRequest,
     ValidateRequest,
     check_environment_id,
+    check_pool,
 )
+from execprotocol.relay.keys import PublicKeys
 from execserver.relay.service.errors import HttpError
+from execserver.relay.service.pools import PoolFull, PoolOffline, StaleRegistration, member_of
 from execserver.relay.service.registry import EnvironmentTaken, ExecutorOffline, RelayRegistry, TooManyTickets
 from execserver.relay.service.settings import is_host
 from execserver.relay.service.store import StoreUnavailable
@@ -76,7 +83,7 @@ class PublicUrls:
 
 
 class RegistryHttp:
-    """The handlers of the three requests.
+    """The handlers of the requests.
 
     Args:
         registry: their state.
@@ -104,17 +111,20 @@ class RegistryHttp:
             web.post(f"{base}/register", self.register),
             web.post(f"{base}/connect", self.connect),
             web.post(f"{base}/validate", self.validate),
+            web.post(f"{base}/status", self.status),
+            web.post(f"{prefix}/cloud/pool/{{pool}}/connect", self.connect_pool),
         ]
 
     async def register(self, request: web.Request) -> web.Response:
         """Register an executor."""
         environment_id, token = self._admitted(request, "executor")
         base = self._urls.base(request)
-        key = RegisterRequest.parse(await _body(request)).key
+        asked = RegisterRequest.parse(await _body(request))
+        key, member = asked.key, member_of(environment_id, asked)
         if self._is_draining():
             raise HttpError(503, DRAINING, REGISTRATION_CONFLICT)
         try:
-            registered = await self._registry.register(environment_id, key, token.id)
+            registered = await self._registry.register(environment_id, key, token.id, member)
         except EnvironmentTaken as error:
             self.outcomes["register", "conflict"] += 1
             raise HttpError(503, str(error), REGISTRATION_CONFLICT) from None
@@ -137,18 +147,43 @@ class RegistryHttp:
         environment_id, token = self._admitted(request, "client")
         base = self._urls.base(request)
         key = ConnectRequest.parse(await _body(request)).key
+        try:
+            return await self._introduce(base, environment_id, key, token)
+        except ExecutorOffline as error:
+            raise self._offline(error) from None
+
+    async def connect_pool(self, request: web.Request) -> web.Response:
+        """Choose an executor of a pool for a client, and give the client a ticket."""
+        pool = check_pool(request.match_info["pool"])
+        token = self._tokens.check_pool(bearer_of(request), pool)
+        base = self._urls.base(request)
+        asked = PoolConnectRequest.parse(await _body(request))
+        gone: set[str] = set()
+        while True:
+            try:
+                chosen = self._registry.pools.choose(pool, asked.labels, asked.key.fingerprint, gone)
+            except PoolOffline as error:
+                raise self._offline(error) from None
+            except PoolFull as error:
+                self.outcomes["connect", "full"] += 1
+                raise HttpError(503, str(error), POOL_FULL) from None
+            try:
+                return await self._introduce(base, chosen, asked.key, token)
+            except ExecutorOffline:  # the record in the list was some milliseconds old
+                gone.add(chosen)
+
+    async def _introduce(
+        self, base: str, environment_id: str, key: PublicKeys, token: TokenRecord
+    ) -> web.Response:
+        """The answer with a ticket. Raises ExecutorOffline, HttpError."""
         if self._is_draining():
             raise HttpError(503, DRAINING)
         try:
             granted = await self._registry.connect(environment_id, key, token.id)
-        except ExecutorOffline as error:
-            self.outcomes["connect", "offline"] += 1
-            raise HttpError(409, str(error), ENVIRONMENT_OFFLINE) from None
         except TooManyTickets as error:
             raise HttpError(429, str(error)) from None
-        except StoreUnavailable as error:  # after this code a stock harness retries
-            self.outcomes["connect", "offline"] += 1
-            raise HttpError(409, str(error), ENVIRONMENT_OFFLINE) from None
+        except StoreUnavailable as error:
+            raise self._offline(error) from None
         url = self._urls.rendezvous(base, environment_id, "harness", granted.ticket)
         self.outcomes["connect", "accepted"] += 1
         registration = granted.registration
@@ -162,6 +197,21 @@ class RegistryHttp:
         valid = await self._registry.validate(environment_id, asked)
         self.outcomes["validate", "valid" if valid else "invalid"] += 1
         return web.json_response({"valid": valid})
+
+    async def status(self, request: web.Request) -> web.Response:
+        """Take the load of a member of a pool."""
+        environment_id, _ = self._admitted(request, "executor")
+        reported = StatusRequest.parse(await _body(request))
+        try:
+            await self._registry.pools.report(environment_id, reported)
+        except StaleRegistration as error:
+            raise HttpError(409, str(error), STALE_REGISTRATION) from None
+        return web.json_response({})
+
+    def _offline(self, error: Exception) -> HttpError:
+        """The refusal after which a stock harness retries."""
+        self.outcomes["connect", "offline"] += 1
+        return HttpError(409, str(error), ENVIRONMENT_OFFLINE)
 
     def _admitted(self, request: web.Request, role: Role) -> tuple[str, TokenRecord]:
         environment_id = check_environment_id(request.match_info["environment"])

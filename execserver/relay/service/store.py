@@ -92,6 +92,8 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     registration_id: str
     sessions: int
     """Sessions that it keeps, detached ones included."""
+    opened: int = 0
+    """Sessions that were opened since its server began."""
     draining: bool = False
     """Whether it takes no further sessions."""
     reported: float = 0.0

@@ -6,6 +6,8 @@
 - An invalid file is an error. It is never taken for an empty one, nor overwritten.
 
     {"version": 1, "tokens": [{"id", "sha256", "role", "environments", "created", "expires", "note"}, …]}
+
+A token for pools also has `pools`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from execprotocol.relay.contract import ContractError, check_environment_id
+from execprotocol.relay.pools import check_pool_name, pool_of
 from execprotocol.trust import UntrustedError, check_way
 from execserver.private_folder import FolderError, lock, open_private
 
@@ -49,6 +52,8 @@ MAX_NOTE_CHARACTERS = 200
 _ID = re.compile(r"[0-9a-f]{8}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MEMBERS = ("id", "sha256", "role", "environments", "created", "expires", "note")
+_POOLS = "pools"
+"""The member that only tokens for pools have, so that an earlier relay can read a file without them."""
 
 _Signature = tuple[int, int, int, int]
 
@@ -90,6 +95,7 @@ class TokenRecord:
         created: seconds since 1970.
         expires: seconds since 1970; None: never.
         note: for people.
+        pools: the names of its pools, without repetition. There is an environment or a pool.
     """
 
     id: str
@@ -99,6 +105,12 @@ class TokenRecord:
     created: int
     expires: int | None
     note: str
+    pools: tuple[str, ...] = ()
+
+    def allows(self, environment_id: str) -> bool:
+        """Whether the token is for an environment: a pool's member only by the name of the pool."""
+        pool = pool_of(environment_id)
+        return environment_id in self.environments if pool is None else pool in self.pools
 
     def expired(self, now: float) -> bool:
         """Whether the token has expired."""
@@ -106,7 +118,7 @@ class TokenRecord:
 
     def to_json(self) -> dict[str, object]:
         """The JSON object in the file."""
-        return {name: getattr(self, name) for name in _MEMBERS}
+        return {name: getattr(self, name) for name in (*_MEMBERS, *([_POOLS] if self.pools else []))}
 
     @classmethod
     def from_json(cls, value: object) -> TokenRecord:
@@ -121,17 +133,18 @@ class TokenRecord:
             if name not in value:
                 raise TokenRecordError(f"`{name}` is missing")
         for name in value:
-            if name not in _MEMBERS:
+            if name not in (*_MEMBERS, _POOLS):
                 raise TokenRecordError(f"`{name[:40]}` is unknown here")
-        expires = value["expires"]
+        expires, pools = value["expires"], _check_pools(value.get(_POOLS, ()))
         return cls(
             _hexadecimal(value["id"], "id", _ID),
             _hexadecimal(value["sha256"], "sha256", _SHA256),
             _check_role(value["role"]),
-            _check_environments(value["environments"]),
+            _check_environments(value["environments"], least=0 if pools else 1),
             _time(value["created"], "created"),
             None if expires is None else _time(expires, "expires"),
             _check_note(value["note"]),
+            pools,
         )
 
 
@@ -175,6 +188,7 @@ class TokenStore:
         role: str,
         environments: Sequence[str],
         *,
+        pools: Sequence[str] = (),
         expires_in: float | None = None,
         note: str = "",
     ) -> tuple[TokenRecord, str]:
@@ -182,7 +196,8 @@ class TokenStore:
 
         Args:
             role: "executor" or "client".
-            environments: the ids of its environments, one or more.
+            environments: the ids of its environments.
+            pools: the names of its pools. With the environments, one or more.
             expires_in: seconds; None: the token does not expire.
             note: one line for people.
 
@@ -196,7 +211,13 @@ class TokenStore:
         if expires_in is not None and not (math.isfinite(expires_in) and expires_in > 0):
             raise TokenError(f"a token must expire in more than 0 seconds, not {expires_in}")
         try:
-            checked = _check_role(role), _check_environments(environments), _check_note(note)
+            checked = _check_role(role), _check_environments(environments, least=0 if pools else 1)
+            line, named = _check_note(note), _check_pools(pools)
+            for each in checked[1]:
+                if pool_of(each) is not None:
+                    raise TokenRecordError(
+                        f"`environments`: {each} is a pool's member; name its pool instead"
+                    )
         except TokenRecordError as error:
             raise TokenError(str(error)) from None
         secret = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
@@ -207,7 +228,7 @@ class TokenStore:
                 token_id = secrets.token_hex(4)
             expires = None if expires_in is None else math.ceil(now + expires_in)
             token = TokenRecord(
-                token_id, secret_digest(secret).hex(), *checked[:2], int(now), expires, checked[2]
+                token_id, secret_digest(secret).hex(), *checked, int(now), expires, line, named
             )
             self._save((*self._tokens, token))
         return token, secret
@@ -236,6 +257,19 @@ class TokenStore:
         Raises:
             TokenRefused: the token does not allow it.
         """
+        token = self._presented(presented, role)
+        if not token.allows(environment_id):
+            raise TokenRefused(403, "the token is not for this environment")
+        return token
+
+    def check_pool(self, presented: str | None, pool: str) -> TokenRecord:
+        """Check that a token allows a client in a pool now. Arguments and errors as of `check`."""
+        token = self._presented(presented, "client")
+        if pool not in token.pools:
+            raise TokenRefused(403, "the token is not for this pool")
+        return token
+
+    def _presented(self, presented: str | None, role: Role) -> TokenRecord:
         if not presented:
             raise TokenRefused(401, "a bearer token is needed, in the header `authorization`")
         self.refresh()
@@ -247,8 +281,6 @@ class TokenStore:
             raise TokenRefused(401, "the token has expired")
         if token.role != role:
             raise TokenRefused(403, f"the token is for the role {token.role}, and this needs {role}")
-        if environment_id not in token.environments:
-            raise TokenRefused(403, "the token is not for this environment")
         return token
 
     def ended(self, token_ids: Iterable[str]) -> set[str]:
@@ -400,10 +432,10 @@ def _check_role(value: object) -> Role:
     raise TokenRecordError(f"`role` must be {' or '.join(ROLES)}")
 
 
-def _check_environments(value: object) -> tuple[str, ...]:
+def _check_environments(value: object, least: int) -> tuple[str, ...]:
     """The environment ids, each once. Raises TokenRecordError."""
-    if not isinstance(value, list | tuple) or not value:
-        raise TokenRecordError("`environments` must name one environment or more")
+    if not isinstance(value, list | tuple) or len(value) < least:
+        raise TokenRecordError("`environments` must name one environment or more, unless there is a pool")
     for each in value:
         if not isinstance(each, str):
             raise TokenRecordError("`environments` must hold texts")
@@ -411,6 +443,20 @@ def _check_environments(value: object) -> tuple[str, ...]:
             check_environment_id(each)
         except ContractError as error:
             raise TokenRecordError(f"`environments`: {error}") from None
+    return tuple(dict.fromkeys(value))
+
+
+def _check_pools(value: object) -> tuple[str, ...]:
+    """The names of pools, each once. Raises TokenRecordError."""
+    if not isinstance(value, list | tuple):
+        raise TokenRecordError("`pools` must be a list of names")
+    for each in value:
+        if not isinstance(each, str):
+            raise TokenRecordError("`pools` must hold texts")
+        try:
+            check_pool_name(each)
+        except ValueError as error:
+            raise TokenRecordError(f"`pools` {error}") from None
     return tuple(dict.fromkeys(value))
 
 

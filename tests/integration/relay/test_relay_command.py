@@ -55,7 +55,7 @@ def test_create_prints_the_token_alone_and_keeps_only_its_hash(tmp_path: Path) -
         "note": "the laptop",
     }
     shown = command("token", "list", "--state-dir", str(state)).stdout.splitlines()
-    assert shown[0].split() == ["ID", "ROLE", "ENVIRONMENTS", "CREATED", "EXPIRES", "NOTE"]
+    assert shown[0].split() == ["ID", "ROLE", "ENVIRONMENTS", "POOLS", "CREATED", "EXPIRES", "NOTE"]
     assert shown[1].startswith(row["id"])
     assert "box,box-2" in shown[1]
 
@@ -81,6 +81,9 @@ def test_a_revoked_token_is_gone_and_an_unknown_one_is_named(tmp_path: Path) -> 
         (("--role", "admin", "--environment", "box"), 2, "--role"),
         (("--role", "client"), 2, "--environment"),
         (("--role", "client", "--environment", "a/b"), 1, "environment"),
+        (("--role", "client", "--environment", "box--0123456789abcdef"), 1, "name its pool instead"),
+        (("--role", "client", "--pool", "a/b"), 1, "pool"),
+        (("--role", "client", "--pool", "a--0123456789abcdef"), 1, "pool"),
         (("--role", "client", "--environment", "box", "--expires-in", "0"), 2, "--expires-in"),
         (("--role", "client", "--environment", "box", "--expires-in", "soon"), 2, "--expires-in"),
         (("--role", "client", "--environment", "box", "--note", "two\nlines"), 1, "note"),
@@ -123,8 +126,13 @@ def test_environments_lists_who_is_online(relay: RelayService) -> None:
     assert (row["environment"], row["streams"], row["clients"]) == ("box", 2, 1)
     assert row["key"] == executor.keys.public.fingerprint
     assert 0 <= row["seconds"] < 20
-    assert shown[0].split() == ["ENVIRONMENT", "ONLINE", "STREAMS", "CLIENTS", "KEY"]
-    assert shown[1].split() == ["box", shown[1].split()[1], "2", "1", row["key"]]
+    heads, cells = shown[0].split(), shown[1].split()
+    assert heads == [
+        *("ENVIRONMENT", "ONLINE", "STREAMS", "CLIENTS", "POOL", "LOAD", "STATE", "VERSION", "NODE", "KEY")
+    ]
+    assert cells[0] == "box"
+    assert cells[2:8] == ["2", "1", "-", "-", "online", "-"]
+    assert cells[8:] == [row["node"], row["key"]]
 
 
 def test_without_a_relay_environments_says_so(tmp_path: Path) -> None:

@@ -219,6 +219,7 @@ class Ends:
         return await found.open(
             lambda method, params: self.events.put_nowait((method, params)),
             lambda connection, error: self.lost.set_result(error),
+            resuming=False,
         )
 
     async def reason(self) -> str:

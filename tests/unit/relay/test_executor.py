@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 from structlog.testing import capture_logs
 
 from execprotocol.relay import contract
+from execprotocol.relay.contract import PoolEntry, StatusRequest
 from execprotocol.relay.frames import MAX_FRAME_BYTES
 from execprotocol.relay.keys import KeyPair
 from execserver.relay.executor import executor
-from execserver.relay.executor.executor import DIALS_A_REGISTRATION, RemoteExecutor, _Backoff
+from execserver.relay.executor.executor import DIALS_A_REGISTRATION, Load, RemoteExecutor, _Backoff
 from execserver.relay.executor.identity import Identity, TokenSource
 from tests.support.echo import Echo
 from tests.support.fake_relay import ENVIRONMENT, FakeRelay, refusal
@@ -36,9 +38,14 @@ async def start(relay: FakeRelay, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     monkeypatch.setattr(executor, "STANDBY_SECONDS", (0.005, 0.01))
     started = []
 
-    def begin(refused: Callable[[str], None] | None = None) -> RemoteExecutor:
-        identity = Identity(relay.url, ENVIRONMENT, KeyPair.generate(), TokenSource("t", None), None)
-        remote = RemoteExecutor(identity, Echo, refused=refused)
+    def begin(
+        refused: Callable[[str], None] | None = None,
+        pool: contract.PoolEntry | None = None,
+        load: Callable[[], Load] = lambda: Load(0, 0, draining=False),
+    ) -> RemoteExecutor:
+        token = TokenSource("t", None)
+        identity = Identity(relay.url, ENVIRONMENT, KeyPair.generate(), token, None, pool=pool)
+        remote = RemoteExecutor(identity, Echo, load=load, refused=refused)
         remote.start()
         started.append(remote)
         return remote
@@ -199,3 +206,54 @@ def test_waits_double_up_to_the_longest_and_have_a_random_part() -> None:
         assert least <= wait <= 1.5 * least
     waits.reset()
     assert waits.next() <= 0.3
+
+
+# -- members of pools
+
+
+def _has(statuses: list[StatusRequest], status: StatusRequest) -> bool:
+    return status in statuses
+
+
+async def test_a_member_describes_itself_and_reports_changes_of_its_load_soon(
+    relay: FakeRelay, start: Start
+) -> None:
+    entry, loads = PoolEntry({"gpu": ""}, 4, "1.0"), [Load(3, 3, draining=False)]
+    start(pool=entry, load=lambda: loads[-1])
+    clock = asyncio.get_running_loop().time
+    for load in (loads[0], Load(4, 4, draining=False), Load(4, 4, draining=True)):
+        loads.append(load)
+        changed, status = clock(), StatusRequest("registration-1", *load)
+        await relay.until(partial(_has, relay.statuses, status))
+        assert clock() - changed < 0.3 + 1.0  # the second is for a busy machine
+    assert relay.entries == [entry]
+    await asyncio.sleep(3 * executor.CHECK_SECONDS)
+    assert [each.sessions for each in relay.statuses] == [3, 4, 4]
+
+
+async def test_a_load_that_does_not_change_is_reported_again_and_after_a_new_registration(
+    relay: FakeRelay, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(pool=PoolEntry())
+    await relay.until(lambda: relay.statuses)
+    relay.dial_answers.append(410)
+    relay.cut()
+    await relay.until(lambda: len(relay.statuses) == 2)
+    assert [each.registration_id for each in relay.statuses] == ["registration-1", "registration-2"]
+    monkeypatch.setattr(executor, "REPORT_SECONDS", 0.3)
+    await relay.until(lambda: len(relay.statuses) == 4)
+
+
+async def test_a_report_that_was_refused_is_repeated(relay: FakeRelay, start: Start) -> None:
+    relay.status_answers.extend([refusal(409, contract.STALE_REGISTRATION), refusal(503, "unavailable")])
+    start(pool=PoolEntry())
+    await relay.until(lambda: len(relay.statuses) == 3)
+    await asyncio.sleep(3 * executor.CHECK_SECONDS)
+    assert len(relay.statuses) == 3
+
+
+async def test_an_executor_in_no_pool_reports_nothing(relay: FakeRelay, start: Start) -> None:
+    start()
+    await relay.online()
+    await asyncio.sleep(3 * executor.CHECK_SECONDS)
+    assert (relay.entries, relay.statuses) == ([None], [])

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from execprotocol.relay.contract import PoolEntry
 from execprotocol.relay.key_files import load_key_pair
 from execprotocol.relay.keys import KeyPair
+from execserver import __version__
 from execserver.relay.executor import identity as module
 from execserver.relay.executor.identity import Identity, check_identity, identity_from
 from execserver.relay.executor.options import RemoteOptions, options_of_service
@@ -107,11 +109,39 @@ def test_what_cannot_be_a_token_is_refused_without_being_shown(
     assert not token or token not in said
 
 
-@pytest.mark.parametrize("missing", ["remote", "environment_id"])
-def test_url_and_environment_go_together(tmp_path: Path, memory: int, missing: str) -> None:
-    flag = missing.replace("_", "-")
-    options = replace(PLACE, remote=None) if missing == "remote" else replace(PLACE, environment_id=None)
-    assert fault(options, tmp_path, memory).startswith(f"--{flag} is missing")
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (replace(PLACE, remote=None), "--remote is missing"),
+        (replace(PLACE, environment_id=None), "--environment-id and --pool are missing"),
+        (replace(PLACE, pool="gpu"), "--environment-id and --pool exclude each other"),
+        (replace(PLACE, label=("gpu",)), "--label needs --pool"),
+        (replace(PLACE, capacity=1), "--capacity needs --pool"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    tmp_path: Path, memory: int, options: RemoteOptions, says: str
+) -> None:
+    assert fault(options, tmp_path, memory).startswith(says)
+    with pytest.raises(ConfigurationError, match=says):
+        check_identity(options, tmp_path, VARIABLE)
+
+
+def test_a_member_of_a_pool_is_named_by_its_key_and_describes_itself(tmp_path: Path, memory: int) -> None:
+    options = replace(PLACE, environment_id=None, pool="gpu", label=("ssd", "zone=eu"), capacity=4)
+    identity = make(options, tmp_path, memory)
+
+    assert identity.environment_id == f"gpu--{identity.key.public.fingerprint[:16]}"
+    assert identity.pool == PoolEntry({"ssd": "", "zone": "eu"}, 4, __version__)
+    again = make(replace(options, capacity=None), tmp_path, memory)
+    assert again.environment_id == identity.environment_id
+    assert again.pool is not None
+    assert again.pool.capacity is None
+
+
+def test_an_invalid_label_is_refused(tmp_path: Path, memory: int) -> None:
+    options = replace(PLACE, environment_id=None, pool="gpu", label=("a b",))
+    assert fault(options, tmp_path, memory).startswith("--label must have names")
 
 
 def test_a_key_file_is_made_private_and_kept(tmp_path: Path, memory: int) -> None:
@@ -153,8 +183,8 @@ def test_the_check_makes_nothing(tmp_path: Path) -> None:
         check_identity(replace(PLACE, remote_key_file="none/key"), tmp_path, VARIABLE)
 
 
-@pytest.mark.parametrize("served", [None, ("https://first", "first")])
-def test_a_service_goes_on_where_it_began(served: tuple[str, str] | None) -> None:
+@pytest.mark.parametrize("served", [None, ("https://first", "first", None)])
+def test_a_service_goes_on_where_it_began(served: tuple[str, str, None] | None) -> None:
     if served is None:
         assert options_of_service(RemoteOptions(), None) is None
         with pytest.raises(ConfigurationError, match="stop the service and start it again"):

@@ -493,4 +493,4 @@ async def test_environments_are_listed_with_their_state_and_since_when(
     assert (there.environment_id, there.online, there.seconds) == (OTHER, False, 7.0)
     await closed(registry, registered.registration)
     clock.now += 2
-    assert registry.environments()[0][3:] == (False, 2.0, None)
+    assert registry.environments()[0][3:6] == (False, 2.0, None)

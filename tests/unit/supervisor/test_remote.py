@@ -13,9 +13,9 @@ from execserver.supervisor.listeners import requested
 from execserver.supervisor.remote import (
     MAX_TOKEN_BYTES,
     RemoteListener,
-    base_and_environment,
     check_environment_id,
     check_registry_url,
+    place_in,
 )
 
 NO_FILE = {"EXECSERVER_CONFIG": "", "XDG_STATE_HOME": "/state"}  # the account may have no home folder
@@ -105,7 +105,9 @@ def test_flags_behind_two_dashes_are_none() -> None:
 )
 def test_urls_that_are_accepted(url: str, checked: str) -> None:
     assert check_registry_url(url) == checked
-    assert base_and_environment(RemoteListener(checked, "e", token_on_stdin=False).url) == (checked, "e")
+    assert place_in(RemoteListener(checked, "e", token_on_stdin=False).url) == (checked, "e", None)
+    in_pool = RemoteListener(checked, "p", in_pool=True, token_on_stdin=False)
+    assert place_in(in_pool.url) == (checked, None, "p")
 
 
 @pytest.mark.parametrize(

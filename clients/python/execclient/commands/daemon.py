@@ -6,10 +6,18 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from execclient import Executor, Refused, SessionAttached, SessionLost, UnknownMethod, connect
+from execclient import (
+    EnvironmentOffline,
+    Executor,
+    Refused,
+    SessionAttached,
+    SessionLost,
+    UnknownMethod,
+    connect,
+)
 from execclient.client import CALL_SECONDS
 from execclient.commands.detached import DetachedSession, recorded
 from execclient.commands.failures import CommandExit, print_message
@@ -189,13 +197,16 @@ class Processes:
         """Resume a session until the stack is closed; None if it has ended.
 
         Raises:
-            ProcessMissing: another client is connected to the session.
+            ProcessMissing: another client is connected to the session, or its executor is not connected.
         """
+        # Of a pool, another executor than that of the command's own session may have it.
+        daemon = replace(self._daemon, url=records[0].url) if records else self._daemon
+        names = ", ".join(each.process_id for each in records) or session_id
         try:
-            resuming = self._daemon.connect(session_id=session_id, keep=True)
-            resumed = await stack.enter_async_context(resuming)
+            resumed = await stack.enter_async_context(daemon.connect(session_id=session_id, keep=True))
+        except EnvironmentOffline as error:
+            raise ProcessMissing(f"the executor of {names} cannot be reached: {error}") from error
         except SessionAttached as error:
-            names = ", ".join(each.process_id for each in records) or session_id
             raise ProcessMissing(
                 f"another client is connected to the session of {names}, such as `logs -f` or `attach`; here "
                 "a session has one client at a time: end that one first"

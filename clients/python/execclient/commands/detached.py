@@ -19,6 +19,7 @@ from msgspec import Meta
 from execclient.commands.failures import print_message
 from execclient.connection.address import state_home
 from execclient.private_files import make_state_folder, write_private
+from execprotocol.relay.pools import pool_of
 from execprotocol.trust import UntrustedError, read_trusted
 
 KEPT_AFTER_END_SECONDS = 24 * 3600.0
@@ -79,7 +80,9 @@ class DetachedSession(msgspec.Struct, frozen=True):
 
 
 def recorded(url: str) -> list[DetachedSession]:
-    """The recorded sessions of a daemon, the oldest first. A message names each file that cannot be used."""
+    """The recorded sessions of a daemon, or of the pool that it is in, the oldest first. A message names each
+    file that cannot be used.
+    """
     found = []
     for path in _files(_folder()):
         try:
@@ -88,7 +91,15 @@ def recorded(url: str) -> list[DetachedSession]:
             continue
         except UnusableRecord as error:
             print_message(f"the record of a detached session cannot be used; remove it: {path}: {error}")
-    return sorted((each for each in found if each.url == url), key=lambda each: each.started_at)
+    group = _group(url)
+    return sorted((each for each in found if _group(each.url) == group), key=lambda each: each.started_at)
+
+
+def _group(url: str) -> str:
+    """The URL of the pool of a relay's executor; any other URL unchanged."""
+    base, _, environment_id = url.partition("?environment=")
+    pool = pool_of(environment_id)
+    return url if pool is None else f"{base}?pool={pool}"
 
 
 def _folder() -> Path:

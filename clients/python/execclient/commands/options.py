@@ -77,8 +77,9 @@ def add_daemon(parser: Parser) -> None:
     url = parser.add_argument(
         "--url",
         metavar="URL",
-        help="the daemon: unix:///PATH, ws://HOST:PORT, wss://HOST, relay+https://HOST?environment=ID or "
-        "stdio: (default: EXECSERVER_URL, else the default socket of a daemon)",
+        help="the daemon: unix:///PATH, ws://HOST:PORT, wss://HOST, "
+        "relay+https://HOST?environment=ID or ?pool=NAME, or stdio: (default: EXECSERVER_URL, else the "
+        "default socket of a daemon)",
     )
     completion.complete_with(url, completion.nothing)
     parser.add_argument(

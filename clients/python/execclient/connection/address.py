@@ -4,7 +4,7 @@
     ws://HOST[:PORT][/PATH]     WebSocket
     wss://HOST[:PORT][/PATH]    WebSocket over TLS
     stdio:                      lines over the standard streams of a child process
-    relay+https://HOST[:PORT][/BASE]?environment=ID
+    relay+https://HOST[:PORT][/BASE]?environment=ID, or ?pool=NAME[&label=NAME[=VALUE]]…
                                 an executor that is connected to a relay, with end-to-end encryption;
                                 relay+http:// without TLS
 
@@ -53,7 +53,7 @@ class UnixTarget:
     renewable: bool = False
     longest_pause: float = PAUSE_SECONDS
 
-    async def open(self, on_event: OnEvent, on_lost: OnLost) -> Connection:
+    async def open(self, on_event: OnEvent, on_lost: OnLost, *, resuming: bool) -> Connection:
         """As `Target.open`."""
         connection = Connection(on_event, on_lost)
         await open_unix(self.path, self.url, connection)
@@ -70,7 +70,7 @@ class ChildTarget:
     renewable: bool = False
     longest_pause: float = PAUSE_SECONDS
 
-    async def open(self, on_event: OnEvent, on_lost: OnLost) -> Connection:
+    async def open(self, on_event: OnEvent, on_lost: OnLost, *, resuming: bool) -> Connection:
         """As `Target.open`."""
         # Here, because only this target needs it and what it imports.
         from execclient.connection.stdio import open_child
@@ -97,7 +97,7 @@ class WebSocketTarget:
         """As `Target.renewable`."""
         return self.token is not None and self.token.file is not None
 
-    async def open(self, on_event: OnEvent, on_lost: OnLost) -> Connection:
+    async def open(self, on_event: OnEvent, on_lost: OnLost, *, resuming: bool) -> Connection:
         """As `Target.open`."""
         try:
             # Here, because picows takes 75 ms, which other targets do not need.
@@ -245,7 +245,7 @@ def socket_path(url: str) -> str:
         return url.removeprefix("unix://")
     raise UnsupportedUrl(
         f"cannot connect to {url!r}: it is none of unix:///ABSOLUTE/PATH, ws://HOST:PORT, wss://HOST, "
-        "stdio:, relay+https://HOST?environment=ID"
+        "stdio:, relay+https://HOST?environment=ID, relay+https://HOST?pool=NAME"
     )
 
 

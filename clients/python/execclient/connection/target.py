@@ -40,8 +40,14 @@ class Target(Protocol):
     def longest_pause(self) -> float:
         """The longest pause between two attempts to replace a lost connection, in seconds."""
 
-    async def open(self, on_event: OnEvent, on_lost: OnLost) -> Connection:
+    async def open(self, on_event: OnEvent, on_lost: OnLost, *, resuming: bool) -> Connection:
         """Connect.
+
+        Args:
+            on_event: called with each event.
+            on_lost: called when the connection has ended.
+            resuming: whether a session is resumed. For a new one, the daemon may be another one than before,
+                if the URL names several.
 
         Raises:
             ConnectionFailed: the connection failed.

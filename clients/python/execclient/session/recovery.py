@@ -74,7 +74,7 @@ class Connector:
         Raises:
             ConnectionFailed, ConnectionLost, CallFailed, CallTimeout: the attempt failed.
         """
-        connection = await self.target.open(self.on_event, self.on_lost)
+        connection = await self.target.open(self.on_event, self.on_lost, resuming=session_id is not None)
         connection.on_request = self.on_request
         try:
             async with asyncio.timeout(CONNECT_SECONDS):

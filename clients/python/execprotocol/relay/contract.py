@@ -1,19 +1,21 @@
 """The bodies of the registry's requests and answers. No I/O.
 
-Requests must have exactly their members; unknown members of answers are ignored.
-`docs/protocol.md`, "Relay".
+Requests must have exactly their members; unknown members of answers are ignored. Pools are an extension of
+execserver: stock peers neither send nor get anything of them. `docs/protocol.md`, "Relay" and "Pools".
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TypeGuard
 from urllib.parse import SplitResult, urlsplit
 
 from execprotocol.relay.keys import InvalidKeyError, PublicKeys
 from execprotocol.relay.noise import MAX_AUTHORIZATION_BYTES
+from execprotocol.relay.pools import MAX_CAPACITY, check_labels, check_pool_name
 
 SECURITY_PROFILE = "noise_hybrid_ik_v1"
 
@@ -25,6 +27,16 @@ AUTHENTICATION_UNAVAILABLE = "authentication_service_unavailable"
 
 ENVIRONMENT_OFFLINE = "environment_offline"
 """With 409: no executor is connected. A stock harness retries."""
+
+POOL_FULL = "pool_full"
+"""With 503: each executor of the pool that matches has as many sessions as it takes, or is draining."""
+
+STALE_REGISTRATION = "stale_registration"
+"""With 409: a status names a registration that another one has replaced."""
+
+MAX_SESSIONS = 1_000_000_000
+MAX_VERSION = 64
+"""Characters of an executor's version."""
 
 MAX_BODY_BYTES = 16 << 10
 """Limit of a request. The largest valid one has about 6 KiB."""
@@ -73,27 +85,82 @@ def split_url(url: str, *schemes: str) -> SplitResult | None:
     return parts if valid and url.isascii() and not any(character <= " " for character in url) else None
 
 
+def check_pool(text: str) -> str:
+    """Return the name of a pool if it is valid. Raises ContractError."""
+    try:
+        return check_pool_name(text)
+    except ValueError as error:
+        raise ContractError(f"the name of the pool {error}") from None
+
+
 def path(environment_id: str, action: str) -> str:
-    """The path of a request below the base URL; `action` is register, connect or validate."""
+    """The path of a request below the base URL; `action` is register, connect, validate or status."""
     return f"/cloud/environment/{environment_id}/{action}"
+
+
+def pool_path(pool: str) -> str:
+    """The path of a `connect` to a pool below the base URL."""
+    return f"/cloud/pool/{pool}/connect"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEntry:
+    """What an executor tells of itself when it registers as a member of a pool."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    capacity: int | None = None
+    """How many sessions it takes, at least 1; None: any number."""
+    version: str = ""
+    """Of its execserver."""
+
+    def to_json(self) -> dict[str, object]:
+        """The JSON object."""
+        return {"labels": dict(self.labels), "capacity": self.capacity, "version": self.version}
+
+    @classmethod
+    def from_json(cls, value: object) -> PoolEntry:
+        """Parse the member `pool`. Raises ContractError."""
+        if not isinstance(value, dict) or set(value) != {"labels", "capacity", "version"}:
+            raise ContractError("`pool` must be an object of `labels`, `capacity` and `version`")
+        labels = {}
+        for name, text in _labels(value, "pool.labels").items():
+            if text is None:
+                raise ContractError("`pool.labels` must have texts as values")
+            labels[name] = text
+        capacity, version = value["capacity"], value["version"]
+        if capacity is not None and not _is_whole(capacity, 1, MAX_CAPACITY):
+            raise ContractError(f"`pool.capacity` must be null or a whole number from 1 to {MAX_CAPACITY}")
+        if (
+            not isinstance(version, str)
+            or len(version) > MAX_VERSION
+            or not (version.isascii() and version.isprintable())
+        ):
+            raise ContractError(f"`pool.version` must be at most {MAX_VERSION} printable ASCII characters")
+        return cls(labels, capacity, version)
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterRequest:
-    """The body of `register`: an executor's key."""
+    """The body of `register`: an executor's key, and its description if it is a member of a pool."""
 
     key: PublicKeys
+    pool: PoolEntry | None = None
 
     def to_json(self) -> dict[str, object]:
         """The JSON body."""
-        return {"security_profile": SECURITY_PROFILE, "executor_public_key": self.key.to_json()}
+        body: dict[str, object] = {
+            "security_profile": SECURITY_PROFILE,
+            "executor_public_key": self.key.to_json(),
+        }
+        return body if self.pool is None else body | {"pool": self.pool.to_json()}
 
     @classmethod
     def parse(cls, body: bytes) -> RegisterRequest:
         """Parse a body. Raises ContractError."""
-        members = _request(body, ("security_profile", "executor_public_key"))
+        members = _request(body, ("security_profile", "executor_public_key"), ("pool",))
         _same(members, "security_profile", SECURITY_PROFILE)
-        return cls(_key(members, "executor_public_key"))
+        pool = PoolEntry.from_json(members["pool"]) if "pool" in members else None
+        return cls(_key(members, "executor_public_key"), pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +202,25 @@ class ConnectRequest:
     def parse(cls, body: bytes) -> ConnectRequest:
         """Parse a body. Raises ContractError."""
         return cls(_key(_request(body, ("harness_public_key",)), "harness_public_key"))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConnectRequest:
+    """The body of a `connect` to a pool: a harness's key, and the labels that the executor must have."""
+
+    key: PublicKeys
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    """None: the label with any value."""
+
+    def to_json(self) -> dict[str, object]:
+        """The JSON body."""
+        return {"harness_public_key": self.key.to_json(), "labels": dict(self.labels)}
+
+    @classmethod
+    def parse(cls, body: bytes) -> PoolConnectRequest:
+        """Parse a body. Raises ContractError."""
+        members = _request(body, ("harness_public_key", "labels"))
+        return cls(_key(members, "harness_public_key"), _labels(members, "labels"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +282,38 @@ class ValidateRequest:
         return cls(_registration_id(members), _key(members, "harness_public_key"), _authorization(members))
 
 
+@dataclass(frozen=True, slots=True)
+class StatusRequest:
+    """The body of `status`: the load of a registered executor."""
+
+    registration_id: str
+    sessions: int
+    """Its sessions, detached ones included."""
+    opened: int
+    """How many sessions were opened since its server began. Shows which clients `sessions` contains."""
+    draining: bool
+    """Whether it takes no further sessions."""
+
+    def to_json(self) -> dict[str, object]:
+        """The JSON body."""
+        return {
+            "executor_registration_id": self.registration_id,
+            "sessions": self.sessions,
+            "opened": self.opened,
+            "draining": self.draining,
+        }
+
+    @classmethod
+    def parse(cls, body: bytes) -> StatusRequest:
+        """Parse a body. Raises ContractError."""
+        members = _request(body, ("executor_registration_id", "sessions", "opened", "draining"))
+        draining = members["draining"]
+        if not isinstance(draining, bool):
+            raise ContractError("`draining` must be true or false")
+        sessions, opened = _count(members, "sessions"), _count(members, "opened")
+        return cls(_registration_id(members), sessions, opened, draining)
+
+
 def parse_validity(body: bytes) -> bool:
     """Parse the answer to `validate`. Raises ContractError."""
     valid = _object(body).get("valid")
@@ -231,15 +349,39 @@ def _object(body: bytes) -> dict[str, object]:
     return value
 
 
-def _request(body: bytes, names: Collection[str]) -> dict[str, object]:
+def _request(body: bytes, names: Collection[str], optional: Collection[str] = ()) -> dict[str, object]:
     members = _object(body)
     for name in names:
         if name not in members:
             raise ContractError(f"`{name}` is missing")
     for name in members:
-        if name not in names:
-            raise ContractError(f"`{name[:40]}` is unknown here; there are {', '.join(names)}")
+        if name not in names and name not in optional:
+            raise ContractError(f"`{name[:40]}` is unknown here; there are {', '.join((*names, *optional))}")
     return members
+
+
+def _labels(members: Mapping[str, object], name: str) -> dict[str, str | None]:
+    labels = members[name.rpartition(".")[2]]
+    if not isinstance(labels, dict) or not all(
+        value is None or isinstance(value, str) for value in labels.values()
+    ):
+        raise ContractError(f"`{name}` must be an object of texts")
+    try:
+        check_labels(labels)
+    except ValueError as error:
+        raise ContractError(f"`{name}` {error}") from None
+    return labels
+
+
+def _count(members: Mapping[str, object], name: str) -> int:
+    value = members[name]
+    if not _is_whole(value, 0, MAX_SESSIONS):
+        raise ContractError(f"`{name}` must be a whole number from 0 to {MAX_SESSIONS}")
+    return value
+
+
+def _is_whole(value: object, least: int, most: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def _text(members: dict[str, object], name: str) -> str:

@@ -1,4 +1,4 @@
-"""The client of a registry, for both peers: three POST requests, each on its own connection.
+"""The client of a registry, for both peers: POST requests, each on its own connection.
 
 1. Redirects are not followed: the token is for one host. A proxy of `https` forwards TLS only (CONNECT).
 2. Answers are checked here, their environment and URL included.
@@ -17,7 +17,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
 
@@ -31,12 +31,16 @@ from execprotocol.relay.contract import (
     ConnectAnswer,
     ConnectRequest,
     ContractError,
+    PoolConnectRequest,
+    PoolEntry,
     RegisterAnswer,
     RegisterRequest,
+    StatusRequest,
     ValidateRequest,
 )
 from execprotocol.relay.frames import printable
 from execprotocol.relay.keys import PublicKeys
+from execprotocol.relay.pools import member_id
 from execprotocol.trace_context import active_headers
 
 REQUEST_SECONDS = 10.0
@@ -140,27 +144,54 @@ class RegistryClient:
         """The registry's URL, for people."""
         return f"{self._base.scheme}://{self._base.netloc}{self._base.path}"
 
-    async def register(self, environment_id: str, key: PublicKeys) -> RegisterAnswer:
+    async def register(
+        self, environment_id: str, key: PublicKeys, pool: PoolEntry | None = None
+    ) -> RegisterAnswer:
         """Register an executor.
 
         Args:
             environment_id: valid for `contract.check_environment_id`.
             key: the executor's.
+            pool: its description, if the id is that of a member of a pool.
 
         Raises:
             RegistryUnreachable, RegistryRefused, RegistryError: the executor is not registered.
         """
-        body = await self._post(environment_id, "register", RegisterRequest(key).to_json())
+        body = await self._post(
+            contract.path(environment_id, "register"), RegisterRequest(key, pool).to_json()
+        )
         answer = self._parsed(RegisterAnswer.parse, body)
         self._check(environment_id, answer.environment_id, answer.url)
         return answer
 
     async def connect(self, environment_id: str, key: PublicKeys) -> ConnectAnswer:
         """Request access to an executor. As `register`, with the harness's key."""
-        body = await self._post(environment_id, "connect", ConnectRequest(key).to_json())
+        body = await self._post(contract.path(environment_id, "connect"), ConnectRequest(key).to_json())
         answer = self._parsed(ConnectAnswer.parse, body)
         self._check(environment_id, answer.environment_id, answer.url)
         return answer
+
+    async def connect_pool(
+        self, pool: str, key: PublicKeys, labels: Mapping[str, str | None]
+    ) -> ConnectAnswer:
+        """Request access to an executor of a pool, which the registry chooses.
+
+        Args:
+            pool: valid for `pools.check_pool_name`.
+            key: the harness's.
+            labels: that the executor must have; None: with any value.
+
+        Raises:
+            RegistryUnreachable, RegistryRefused, RegistryError: as `connect`.
+        """
+        body = await self._post(contract.pool_path(pool), PoolConnectRequest(key, labels).to_json())
+        answer = self._parsed(ConnectAnswer.parse, body)
+        self._check(member_id(pool, answer.executor_key.fingerprint), answer.environment_id, answer.url)
+        return answer
+
+    async def report(self, environment_id: str, status: StatusRequest) -> None:
+        """Report the load of a registered executor. Raises as `register`."""
+        await self._post(contract.path(environment_id, "status"), status.to_json())
 
     async def validate(self, environment_id: str, request: ValidateRequest, stream_id: str) -> bool:
         """Ask whether the registry sent a harness.
@@ -175,7 +206,7 @@ class RegistryClient:
         """
         # A stream id may be any text, which a header must not be.
         headers = [(contract.STREAM_ID_HEADER, stream_id)] if _UUID.match(stream_id) else []
-        body = await self._post(environment_id, "validate", request.to_json(), headers)
+        body = await self._post(contract.path(environment_id, "validate"), request.to_json(), headers)
         return self._parsed(contract.parse_validity, body)
 
     async def aclose(self) -> None:
@@ -185,8 +216,7 @@ class RegistryClient:
 
     async def _post(
         self,
-        environment_id: str,
-        action: str,
+        path: str,
         body: dict[str, object],
         further: Sequence[tuple[str, str]] = (),
     ) -> bytes:
@@ -204,13 +234,11 @@ class RegistryClient:
         try:
             async with asyncio.timeout(self._seconds):
                 status, answer = await self._exchanged(
-                    self._base.path + contract.path(environment_id, action),
-                    headers,
-                    json.dumps(body).encode(),
+                    self._base.path + path, headers, json.dumps(body).encode()
                 )
         except TimeoutError:
             raise RegistryUnreachable(
-                f"{self.shown} gave no answer to {action} within {self._seconds:g} s"
+                f"{self.shown} gave no answer to {path.rpartition('/')[2]} within {self._seconds:g} s"
             ) from None
         except (httpcore.LocalProtocolError, h11.LocalProtocolError):
             raise RegistryError("the token has characters that no HTTP header may have") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import ssl
@@ -16,8 +17,11 @@ from aiohttp import web
 from execprotocol.relay.contract import (
     ConnectAnswer,
     ConnectRequest,
+    PoolConnectRequest,
+    PoolEntry,
     RegisterAnswer,
     RegisterRequest,
+    StatusRequest,
     ValidateRequest,
     error_body,
 )
@@ -106,6 +110,44 @@ async def test_a_connect_gives_the_way_and_the_executors_key() -> None:
 
     assert found == expected
     assert ConnectRequest.parse(bodies[0]) == ConnectRequest(HARNESS)
+
+
+async def test_an_executor_of_a_pool_is_that_of_the_key_in_the_answer() -> None:
+    member = f"gpu--{EXECUTOR.fingerprint[:16]}"
+    answers = [
+        ConnectAnswer(environment_id, "wss://elsewhere/x", "r1", EXECUTOR, "sealed")
+        for environment_id in (member, "gpu", f"gpu--{HARNESS.fingerprint[:16]}")
+    ]
+    seen: list[tuple[str, bytes]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append((request.raw_path, await request.read()))
+        return web.json_response(answers[len(seen) - 1].to_json())
+
+    async with registry(answer) as base:
+        assert await client(base).connect_pool("gpu", HARNESS, {"zone": "eu"}) == answers[0]
+        for _ in answers[1:]:
+            with pytest.raises(RegistryError, match="answered for another environment"):
+                await client(base).connect_pool("gpu", HARNESS, {})
+
+    assert seen[0][0] == "/some/base/cloud/pool/gpu/connect"
+    assert PoolConnectRequest.parse(seen[0][1]) == PoolConnectRequest(HARNESS, {"zone": "eu"})
+
+
+async def test_a_member_registers_with_its_description_and_reports_its_load() -> None:
+    entry, status = PoolEntry({"gpu": ""}, 4, "1.0"), StatusRequest("r1", 2, 3, draining=False)
+    seen: list[tuple[str, bytes]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append((request.raw_path, await request.read()))
+        return web.json_response(registered() if len(seen) == 1 else {})
+
+    async with registry(answer) as base:
+        await client(base).register("box", EXECUTOR, entry)
+        await client(base).report("box", status)
+
+    assert RegisterRequest.parse(seen[0][1]) == RegisterRequest(EXECUTOR, entry)
+    assert seen[1] == ("/some/base/cloud/environment/box/status", json.dumps(status.to_json()).encode())
 
 
 @pytest.mark.parametrize("valid", [True, False])

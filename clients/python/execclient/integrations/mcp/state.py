@@ -42,6 +42,8 @@ class Saved:
     session_id: str
     """The session of the daemon."""
     sessions: tuple[SavedSession, ...] = ()
+    url: str | None = None
+    """Of the daemon that has the session: one of a pool, or as it was given. None in files of version 0.2."""
 
 
 class StateFile:
@@ -78,7 +80,8 @@ class StateFile:
         """The state that the last server left; None if there is none, or it cannot be used."""
         try:
             value = json.loads(read_trusted(str(self._path), secret=True, limit=MAX_BYTES))
-            return Saved(value["sessionId"], tuple(map(SavedSession.from_json, value["sessions"])))
+            sessions = tuple(map(SavedSession.from_json, value["sessions"]))
+            return Saved(value["sessionId"], sessions, value.get("url"))
         except FileNotFoundError:
             return None
         except (OSError, UntrustedError, ValueError, KeyError, TypeError) as error:
@@ -88,7 +91,7 @@ class StateFile:
     def write(self, saved: Saved) -> None:
         """Replace the state. A failure is logged: the server works without."""
         sessions = [each.to_json() for each in saved.sessions]
-        data = json.dumps({"sessionId": saved.session_id, "sessions": sessions}).encode()
+        data = json.dumps({"sessionId": saved.session_id, "url": saved.url, "sessions": sessions}).encode()
         try:
             write_private(self._path, data)
         except (OSError, UntrustedError) as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from execclient.client import Executor, connect
 from execclient.errors import (
+    EnvironmentOffline,
     NoSuchProcess,
     Refused,
     SessionLost,
@@ -132,7 +133,7 @@ class Workspace:
         After a kill before that, the next server returns this output again. It loses none.
         """
         if self._toolset is not None:
-            saved = Saved(self._toolset.executor.session_id, self._toolset.sessions)
+            saved = _saved(self._toolset)
             asyncio.get_running_loop().call_later(DELIVERY_SECONDS, self._save, saved)
 
     async def close(self) -> None:
@@ -141,7 +142,7 @@ class Workspace:
         self._toolset = None
         if toolset is not None:
             if self._options.keep:
-                saved = Saved(toolset.executor.session_id, toolset.sessions)
+                saved = _saved(toolset)
                 await toolset.executor.detach()
                 if state is not None:
                     state.write(saved)
@@ -184,7 +185,7 @@ class Workspace:
             await executor.detach()
             raise
         if self._state is not None:
-            self._state.write(Saved(executor.session_id, toolset.sessions))
+            self._state.write(_saved(toolset))
         return toolset
 
     def _state_file(self, host: str) -> StateFile | None:
@@ -200,15 +201,15 @@ class Workspace:
         """Resume the session, or open a new one if the daemon no longer has it."""
         if saved is not None:
             # The connection of the killed server is about to end: the client waits for that.
-            with suppress(SessionLost):
-                return await self._connected(saved.session_id)
-        return await self._connected(None)
+            with suppress(SessionLost, EnvironmentOffline):
+                return await self._connected(saved.session_id, saved.url or self._options.url)
+        return await self._connected(None, self._options.url)
 
-    async def _connected(self, session_id: str | None) -> Executor:
+    async def _connected(self, session_id: str | None, url: str | None) -> Executor:
         options = self._options
         connecting = partial(
             connect,
-            options.url,
+            url,
             token_file=options.token_file,
             session_id=session_id,
             client_name=CLIENT_NAME,
@@ -232,6 +233,11 @@ class Workspace:
                 "--cwd: the workspace would be /, and everything writable: name the folder of the project"
             )
         return folder
+
+
+def _saved(toolset: Toolset) -> Saved:
+    executor = toolset.executor
+    return Saved(executor.session_id, toolset.sessions, executor.url)
 
 
 async def _resume(toolset: Toolset, saved: Saved) -> None:
