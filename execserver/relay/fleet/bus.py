@@ -1,0 +1,305 @@
+"""The bus of a fleet: connects the endpoints of several relays by NATS.
+
+- Each relay subscribes to one subject, `PREFIX.relay.NODE`, and gets the packets of all other relays there.
+  So the packets of one relay to another stay in order, and no peer needs a subscription.
+- All relays publish beats to `PREFIX.relay.beat`, and so find each other. A relay also gets its own beats:
+  if they stay away, NATS does not deliver, and the bus makes a new connection.
+- What was lost is found by `links.py`, whatever the cause. So this module resends nothing.
+
+The bus has a connection of its own: frames do not delay the requests of the store, and a connection with
+unsent data to a server that hangs cannot be closed, only left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import ConnectionClosedError, OutboundBufferLimitError
+from nats.errors import Error as NatsError
+
+from execprotocol.relay.frames import MAX_FRAME_BYTES
+from execserver.relay.fleet.links import BEAT_SECONDS, MOST_BYTES, Links, Packet
+from execserver.relay.service.bus import BusMessage, Receive
+from execserver.telemetry.logs import Logger
+
+MAX_PACKET_BYTES = 512 << 10
+"""Limit of a packet. Larger ones are not faster, and delay small ones."""
+
+LEAST_PAYLOAD_BYTES = MAX_FRAME_BYTES + (2 << 10)
+"""The servers' `max_payload` must be at least this: a frame with its addresses and its stream."""
+
+STUCK_SECONDS = 2.0
+"""NATS does not deliver if a relay has not received its own beats for so long."""
+
+SETTLE_SECONDS = 1.2
+"""How long a relay that just connected waits for the beats of the others: more than two beats."""
+
+RETRY_SECONDS = 0.5
+"""Interval of attempts to connect."""
+
+CLOSE_SECONDS = 2.0
+"""Limit for what is still to be sent when the bus closes, and for the end of a connection."""
+
+SETTLING = "this relay has just connected to NATS, and waits for the beats of the other relays"
+"""The fault of a bus in its first moments."""
+
+log = Logger()
+
+Connect = Callable[[], Awaitable[Client]]
+"""Makes a connection to NATS. Its errors are logged as they are."""
+
+
+class _Beat(msgspec.Struct, array_like=True, frozen=True):
+    node: str
+
+
+class NatsBus:
+    """Addresses at this relay and at the others of the fleet. An implementation of `Bus`.
+
+    Args:
+        connect: makes a connection for the bus alone. Called again when it was closed or NATS hangs.
+        prefix: of all subjects. Fleets that share a NATS cluster have different ones.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, connect: Connect, prefix: str = "execserver", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.node = secrets.token_hex(4)
+        self._connect = connect
+        self._client: Client | None = None  # the newest
+        self._clock = clock
+        self._subject = f"{prefix}.relay."
+        self._receivers: dict[str, Receive] = {}
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self.links = Links(self.node, self._deliver, self._wake.set, clock())
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(Packet).decode
+        self._decode_beat = msgspec.msgpack.Decoder(_Beat).decode
+        self._beat_due = False
+        self._error = "the bus has not been started"
+        self._echoed = 0.0  # when the newest own beat came back
+        self._settled = 0.0  # when the beats of all others must have come
+        self._logged = self._error
+        self._runner: asyncio.Task[None] | None = None
+        self._beats: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()  # connections that were left behind
+        self.undecodable = 0
+        """Packets and beats that no relay sent, or one with another format."""
+
+    @property
+    def fault(self) -> str:
+        """Why the bus cannot be used now; empty if it can."""
+        now = self._clock()
+        if self._client is None:
+            return self._error
+        most = self._client.max_payload
+        if most < LEAST_PAYLOAD_BYTES:
+            return (
+                f"the NATS server takes messages of at most {most} bytes, and a relay needs"
+                f" {LEAST_PAYLOAD_BYTES}: set `max_payload` of all NATS servers to 1MB"
+            )
+        if now - self._echoed > STUCK_SECONDS:
+            return "NATS does not deliver the beats of this relay: check the NATS servers and their network"
+        if now < self._settled:
+            return SETTLING
+        return ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether messages reach other relays, and all of them are known."""
+        return not self.fault
+
+    def address(self, peer_id: str) -> str:
+        """The address of a peer of this relay."""
+        return f"{self.node}.{peer_id}"
+
+    def is_alive(self, node: str) -> bool:
+        """Whether a relay shares the bus now. While the bus has a fault this is unknown, and true: a relay's
+        executors must not be replaced because this relay cannot hear it.
+        """
+        return node == self.node or self.links.is_alive(node) or not self.ready
+
+    def subscribe(self, address: str, receive: Receive) -> None:
+        """Call `receive` with each message to an address of this relay."""
+        self._receivers[address] = receive
+
+    def unsubscribe(self, address: str) -> None:
+        """Deliver no more messages (idempotent)."""
+        self._receivers.pop(address, None)
+
+    def publish(self, address: str, message: BusMessage) -> bool:
+        """Deliver one message to this relay now, or queue it for another one. As `Bus.publish`."""
+        if address.startswith(f"{self.node}."):
+            return self._deliver(address, message)
+        return self.links.publish(address, message)
+
+    async def start(self) -> None:
+        """Connect, and stay connected until `close`. The bus is ready some time later.
+
+        Raises:
+            Exception: those of `connect`, at the first attempt only.
+        """
+        client = await self._open()
+        self._beats = asyncio.create_task(self._beat())
+        self._runner = asyncio.create_task(self._run(client))
+
+    async def close(self) -> None:
+        """Send what is queued and take leave of the other relays, within some seconds (idempotent)."""
+        runner, self._runner = self._runner, None
+        if runner is None or self._beats is None:
+            return
+        self._error = "the bus was closed"
+        self._beats.cancel()
+        self._idle.clear()
+        self._wake.set()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), CLOSE_SECONDS)
+        runner.cancel()  # it takes leave
+        await asyncio.wait((runner,))
+        await asyncio.gather(*self._closing)
+
+    # -- the connection
+
+    async def _open(self) -> Client:
+        client = await self._connect()
+        try:
+            await client.subscribe(
+                self._subject + self.node, cb=self._received, pending_bytes_limit=MOST_BYTES
+            )
+            await client.subscribe(self._subject + "beat", cb=self._beat_received)
+            await client.flush(timeout=CLOSE_SECONDS)  # type: ignore[arg-type]
+        except BaseException:
+            self._leave_behind(client)
+            raise
+        self._client = client
+        self._echoed = self._clock()
+        self._settled = self._echoed + SETTLE_SECONDS
+        return client
+
+    async def _run(self, client: Client | None) -> None:
+        while True:
+            if client is None:
+                try:
+                    client = await self._open()
+                except Exception as error:  # whatever it is, only a later attempt can help
+                    self._error = f"the bus cannot connect to NATS: {error}"
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
+            writer = asyncio.create_task(self._write(client))
+            try:
+                while not client.is_closed and self._clock() - self._echoed < STUCK_SECONDS:  # noqa: ASYNC110
+                    await asyncio.sleep(BEAT_SECONDS / 2)
+            except asyncio.CancelledError:
+                await self._take_leave(client)
+                raise
+            finally:
+                self._client = None
+                writer.cancel()
+                self._leave_behind(client)
+            self._error = "NATS closed the connection of the bus, or does not answer"
+            client = None
+
+    async def _take_leave(self, client: Client) -> None:
+        with suppress(NatsError, OSError, TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                for node, packet in self.links.leave():
+                    await client.publish(self._subject + node, self._encode(packet))
+                await client.flush()
+
+    def _leave_behind(self, client: Client) -> None:
+        async def close() -> None:
+            with suppress(NatsError, OSError, TimeoutError):
+                await asyncio.wait_for(client.close(), CLOSE_SECONDS)
+
+        task = asyncio.create_task(close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    # -- sending
+
+    async def _beat(self) -> None:
+        due = self._clock()
+        while True:
+            due += BEAT_SECONDS
+            await asyncio.sleep(due - self._clock())
+            now = self._clock()
+            if now - due > BEAT_SECONDS:  # this process did not run, and beats wait to be read
+                self._echoed += now - due
+                due = now
+            self._beat_due = True
+            self.links.tick(now)
+            self._log_fault()
+
+    async def _write(self, client: Client) -> None:
+        # `publish` may swallow a cancellation, so the writer checks whether its client is still in use.
+        while self._client is client:
+            self._wake.clear()
+            while (due := self._next(client)) is not None:
+                await self._send(client, *due)
+            self._idle.set()
+            await self._wake.wait()
+
+    def _next(self, client: Client) -> tuple[str, bytes] | None:
+        """The subject and the payload of what is to be sent next."""
+        if self._beat_due:
+            self._beat_due = False
+            return self._subject + "beat", self._encode(_Beat(self.node))
+        due = self.links.next_packet(min(client.max_payload, MAX_PACKET_BYTES))
+        return (self._subject + due[0], self._encode(due[1])) if due is not None else None
+
+    async def _send(self, client: Client, subject: str, payload: bytes) -> None:
+        while self._client is client:
+            if client.is_connected:  # otherwise the client would keep it, without a limit that links know
+                with suppress(OutboundBufferLimitError, ConnectionClosedError):  # lost just now
+                    await client.publish(subject, payload)
+                    return
+            await asyncio.sleep(BEAT_SECONDS / 10)
+
+    # -- receiving
+
+    def _deliver(self, address: str, message: BusMessage) -> bool:
+        receive = self._receivers.get(address)
+        if receive is None:
+            return False
+        receive(message)
+        return True
+
+    async def _received(self, message: Msg) -> None:
+        try:
+            packet = self._decode(message.data)
+        except msgspec.MsgspecError:
+            self.undecodable += 1
+            return
+        self.links.packet_received(packet, self._clock())
+
+    async def _beat_received(self, message: Msg) -> None:
+        try:
+            node = self._decode_beat(message.data).node
+        except msgspec.MsgspecError:
+            self.undecodable += 1
+            return
+        now = self._clock()
+        if node == self.node:
+            if now - self._echoed > STUCK_SECONDS:
+                self._settled = now + SETTLE_SECONDS
+            self._echoed = now
+        self.links.heard_of(node, now)
+
+    def _log_fault(self) -> None:
+        fault = self.fault
+        if fault in (self._logged, SETTLING):
+            return
+        self._logged = fault
+        if fault:
+            log.warning("the bus is unavailable", reason=fault)
+        else:
+            log.info("the bus is available", node=self.node, relays=len(self.links.nodes) + 1)

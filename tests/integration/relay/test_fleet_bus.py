@@ -1,0 +1,317 @@
+"""The bus of a fleet over real NATS servers: what happens to peers if servers, relays or connections fail."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from execserver.relay.fleet.bus import SETTLE_SECONDS, STUCK_SECONDS, NatsBus
+from execserver.relay.fleet.links import BEAT_SECONDS, DEAD_SECONDS, WINDOW_BYTES
+from execserver.relay.service.bus import BusMessage
+from tests.support.fleet_bus import NatsServer, Peer, buses, connector, nats_servers, resident_bytes, until
+
+FRAME = bytes(16 << 10)
+
+REMOTE_BUS = """
+import asyncio, sys
+from execserver.relay.service.bus import BusMessage
+from tests.support.fleet_bus import NatsServer, connector
+from execserver.relay.fleet.bus import NatsBus
+import nats
+
+async def main():
+    async def connect():
+        return await nats.connect(sys.argv[1])
+    bus = NatsBus(connect)
+    await bus.start()
+    address = bus.address("echo")
+    def echo(message):
+        if message.kind == "frame":
+            bus.publish(message.sender, BusMessage("frame", address, message.stream_id))
+    bus.subscribe(address, echo)
+    while not bus.ready:
+        await asyncio.sleep(0.01)
+    print(address, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    with nats_servers(tmp_path) as servers:
+        yield servers[0]
+
+
+@contextmanager
+def remote_bus(server: NatsServer) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process with a bus, and the address of its peer that answers frames."""
+    command = [sys.executable, "-c", REMOTE_BUS, server.url]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def counts_up(texts: list[str]) -> bool:
+    """Whether frames arrived from the first on, in order, without a gap and once."""
+    return texts == [str(number) for number in range(len(texts))]
+
+
+async def test_frames_go_both_ways_in_order_and_gone_is_the_last(server: NatsServer) -> None:
+    async with buses((server,), (server,)) as (first, second):
+        one, other = Peer(first, "one"), Peer(second, "other")
+        assert one.send(other, "joined")
+        for number in range(2000):
+            one.send(other, text=str(number), frame=b"%d" % number)
+        one.send(other, "gone")
+        await until(lambda: "gone" in other.kinds())
+
+        assert other.kinds() == ["joined", *["frame"] * 2000, "gone"]
+        assert counts_up(other.texts())
+        assert [message.frame for message in other.received[1:-1]] == [b"%d" % each for each in range(2000)]
+        assert {message.sender for message in other.received} == {one.address}
+        assert first.links.pairs == second.links.pairs == 0
+
+
+async def test_addresses_of_one_relay_need_no_nats(server: NatsServer) -> None:
+    async with buses((server,)) as (bus,):
+        one, other = Peer(bus, "one"), Peer(bus, "other")
+        assert one.send(other, text="at once")
+        assert other.texts() == ["at once"]
+        bus.unsubscribe(other.address)
+        assert not one.send(other)
+
+
+async def test_fleets_with_different_prefixes_do_not_meet(server: NatsServer) -> None:
+    ours, theirs = NatsBus(connector(server), "ours"), NatsBus(connector(server), "theirs")
+    await ours.start()
+    await theirs.start()
+    await until(lambda: ours.ready and theirs.ready)
+
+    assert not ours.is_alive(theirs.node)
+    assert not ours.publish(theirs.address("x"), BusMessage("joined", ours.address("y")))
+    await ours.close()
+    await theirs.close()
+
+
+async def test_a_relay_that_closes_is_known_to_be_gone_at_once(server: NatsServer) -> None:
+    async with buses((server,), (server,)) as (first, second):
+        one, other = Peer(first, "one"), Peer(second, "other")
+        one.send(other, "joined")
+        await until(lambda: other.kinds() == ["joined"])
+        other.send(one, text="last words")
+
+        await second.close()
+
+        await until(lambda: "gone" in one.kinds(), BEAT_SECONDS)
+        assert one.kinds() == ["frame", "gone"]
+        await until(lambda: not first.is_alive(second.node), BEAT_SECONDS)
+        assert second.fault == "the bus was closed"
+
+
+async def test_the_peers_of_a_relay_that_is_killed_are_gone_in_seconds(server: NatsServer) -> None:
+    with remote_bus(server) as (process, address):
+        async with buses((server,)) as (bus,):
+            await until(lambda: bus.is_alive(address.partition(".")[0]))
+            one = Peer(bus, "one")
+            bus.publish(address, BusMessage("joined", one.address))
+            bus.publish(address, BusMessage("frame", one.address, "hello"))
+            await until(lambda: one.texts() == ["hello"])
+
+            process.kill()
+            begun = time.monotonic()
+
+            await until(lambda: "gone" in one.kinds())
+            assert time.monotonic() - begun < DEAD_SECONDS + 2 * BEAT_SECONDS
+            assert not bus.is_alive(address.partition(".")[0])
+            assert bus.links.pairs == 0
+
+
+async def test_a_relay_that_stands_still_costs_its_senders_a_bounded_memory(server: NatsServer) -> None:
+    with remote_bus(server) as (process, address):
+        async with buses((server,)) as (bus,):
+            await until(lambda: bus.is_alive(address.partition(".")[0]))
+            one = Peer(bus, "one")
+            bus.publish(address, BusMessage("joined", one.address))
+            process.send_signal(signal.SIGSTOP)
+            before = resident_bytes()
+
+            while "gone" not in one.kinds():
+                for _ in range(256):  # distinct bytes, or they would share their memory
+                    if not bus.publish(address, BusMessage("frame", one.address, frame=bytes(256 << 10))):
+                        break
+                await asyncio.sleep(0.01)
+
+            assert "full" in one.kinds()
+            assert bus.links.queued < 1 << 20
+            assert resident_bytes() - before < 200 << 20
+            process.send_signal(signal.SIGCONT)
+            again = Peer(bus, "again")
+            await until(lambda: bus.publish(address, BusMessage("joined", again.address)))
+            bus.publish(address, BusMessage("frame", again.address, "hello"))
+            await until(lambda: again.texts() == ["hello"])
+
+
+async def test_a_sender_waits_while_the_window_is_full_and_loses_nothing(server: NatsServer) -> None:
+    async with buses((server,), (server,)) as (first, second):
+        one, other = Peer(first, "one"), Peer(second, "other")
+        one.send(other, "joined")
+        number = 0
+        while number * len(FRAME) < WINDOW_BYTES * 20:
+            one.send(other, text=str(number), frame=FRAME)
+            number += 1
+            while one.kinds().count("room") < (1 if "full" in one.kinds() else 0):
+                await asyncio.sleep(0)
+            one.received.clear()
+        await until(lambda: len(other.texts()) == number)
+
+        assert counts_up(other.texts())
+        assert sum(first.links.ended.values()) == sum(second.links.ended.values()) == 0
+
+
+async def stream(one: Peer, other: Peer, stop: asyncio.Event) -> int:
+    """Send numbered frames until told to stop, or the other is gone. Returns their number."""
+    number = 0
+    while not stop.is_set() and "gone" not in one.kinds():
+        one.send(other, text=str(number), frame=FRAME)
+        number += 1
+        await asyncio.sleep(0.002)
+    return number
+
+
+async def check_streams(made: list[NatsBus], fail: Callable[[], None]) -> int:
+    """Peers at all relays stream to each other while something fails: at the end each has all, or both sides
+    are gone. Returns how many are gone.
+    """
+    relays = [(first, second) for first in made for second in made if first is not second]
+    pairs = [
+        (Peer(first, f"from{number}"), Peer(second, f"to{number}"))
+        for number, (first, second) in enumerate(relays)
+    ]
+    for one, other in pairs:
+        assert one.send(other, "joined")
+    stop = asyncio.Event()
+    streams = [
+        (sender, receiver, asyncio.create_task(stream(sender, receiver, stop)))
+        for one, other in pairs
+        for sender, receiver in ((one, other), (other, one))
+    ]
+    await asyncio.sleep(0.5)
+    fail()
+    await asyncio.sleep(3)
+    await until(lambda: all(bus.ready for bus in made))
+    stop.set()
+    await asyncio.wait([task for _, _, task in streams])
+    await asyncio.sleep(DEAD_SECONDS + 2 * BEAT_SECONDS)  # relays that were unheard of until now
+    for sender, receiver, task in streams:
+        assert counts_up(receiver.texts())
+        assert ("gone" in receiver.kinds()) == ("gone" in sender.kinds())
+        if "gone" not in receiver.kinds():
+            assert len(receiver.texts()) == task.result()
+    return sum("gone" in one.kinds() for one, _ in pairs)
+
+
+async def check_new_streams(made: list[NatsBus]) -> None:
+    """Peers that join now reach each other."""
+    await until(lambda: all(bus.ready for bus in made))
+    ring = [*made, made[0]]
+    for index, (first, second) in enumerate(pairwise(ring)):
+        one, other = Peer(first, f"new{index}"), Peer(second, f"answer{index}")
+        await until(lambda one=one, other=other: one.send(other, "joined"))  # type: ignore[misc]
+        one.send(other, text="0")
+        await until(lambda other=other: other.texts() == ["0"])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_server_that_fails_costs_no_frame_unnoticed(tmp_path: Path, number: int) -> None:
+    with nats_servers(tmp_path, 3) as servers:
+        one, two, three = servers
+        async with buses((one, two, three), (two, three, one), (three, one, two)) as made:
+            gone = await check_streams(made, lambda: one.send_signal(number))
+
+            assert 1 <= gone <= 4  # two relays never used the server that failed
+            await check_new_streams(made)
+
+
+async def test_a_hanging_server_is_noticed_and_left_with_data_on_the_way(tmp_path: Path) -> None:
+    with nats_servers(tmp_path, 2) as (hanging, healthy):
+        async with buses((hanging, healthy), (healthy,)) as made:
+            one, other = Peer(made[0], "one"), Peer(made[1], "other")
+            one.send(other, "joined")
+            hanging.send_signal(signal.SIGSTOP)
+            for _ in range(200):
+                one.send(other, frame=bytes(256 << 10))
+                await asyncio.sleep(0)
+
+            await until(lambda: "NATS" in made[0].fault, STUCK_SECONDS + 1)
+            await until(lambda: made[0].ready)
+            await until(lambda: "gone" in one.kinds() and "gone" in other.kinds())
+            await check_new_streams(made)
+
+
+async def test_a_bus_without_servers_says_so_and_recovers_without_a_restart(server: NatsServer) -> None:
+    async with buses((server,), (server,)) as made:
+        one, other = Peer(made[0], "one"), Peer(made[1], "other")
+        one.send(other, "joined")
+        await until(lambda: other.kinds() == ["joined"])
+
+        server.kill()
+
+        await until(lambda: not any(bus.ready for bus in made))
+        assert made[0].is_alive(made[1].node)  # unknown, and so not taken for dead
+        await until(lambda: one.kinds() == other.kinds()[1:] == ["gone"])
+        server.start()
+        await check_new_streams(made)
+        assert all(len(bus.links.nodes) == 1 for bus in made)
+
+
+async def test_a_bus_is_ready_only_when_it_knows_the_others(server: NatsServer) -> None:
+    async with buses((server,)) as (old,):
+        new = NatsBus(connector(server))
+        assert new.fault == "the bus has not been started"
+        begun = time.monotonic()
+        await new.start()
+        await until(lambda: new.ready)
+
+        assert time.monotonic() - begun >= SETTLE_SECONDS
+        assert new.is_alive(old.node)
+        assert not new.is_alive("unknown")
+        await new.close()
+
+
+async def test_a_server_that_takes_too_short_messages_is_a_fault(tmp_path: Path) -> None:
+    with nats_servers(tmp_path, more="max_payload: 64KB") as (server,):
+        bus = NatsBus(connector(server))
+        await bus.start()
+        assert bus.fault == (
+            "the NATS server takes messages of at most 65536 bytes, and a relay needs 264192: set"
+            " `max_payload` of all NATS servers to 1MB"
+        )
+        await bus.close()
+
+
+async def test_messages_of_others_are_counted_and_change_nothing(server: NatsServer) -> None:
+    async with buses((server,)) as (bus,):
+        stranger = await connector(server)()
+        await stranger.publish(f"execserver.relay.{bus.node}", b"\xc1 no packet")
+        await stranger.publish("execserver.relay.beat", b"[]")
+        await stranger.flush()
+        await until(lambda: bus.undecodable == 2)
+        await stranger.close()
+        assert bus.ready
+        assert bus.links.nodes == frozenset()
