@@ -147,7 +147,9 @@ def test_a_client_runs_a_command_in_the_executor(fleet: Fleet) -> None:
 
 
 def test_a_command_is_confined_by_bubblewrap(fleet: Fleet) -> None:
-    output = fleet.run("echo made > here; touch /home/agent/there || cat here", "--sandbox", "workspace-write")
+    output = fleet.run(
+        "echo made > here; touch /home/agent/there || cat here", "--sandbox", "workspace-write"
+    )
     assert output == "made\n"
 
 

@@ -65,6 +65,8 @@ class DistantStore(MemoryStore):
         """While set, nothing is read or kept."""
         self.loses_answers = False
         """Whether it keeps a record, and then fails all the same."""
+        self.answer: asyncio.Event | None = None
+        """Where `save` waits after it kept a record."""
         self.delayed: dict[str, EnvironmentRecord | None] | None = None
         """While not None, news of changes wait here: the newest of each environment."""
         self.subscribers: list[Changed] = []
@@ -90,6 +92,8 @@ class DistantStore(MemoryStore):
         """As documented, but see `loses_answers`."""
         await self._travel()
         saved = await super().save(record, revision)
+        if self.answer is not None:
+            await self.answer.wait()
         if self.loses_answers:
             raise StoreUnavailable("the answer did not come")
         return saved
@@ -170,22 +174,25 @@ class Fleet:
 
     Args:
         clock: seconds.
-        store: of all; None: one in memory.
+        store: of all.
+        is_token_valid: by the id of a token; None: `revoked` decides.
     """
 
-    def __init__(self, clock: Callable[[], float], store: RegistryStore | None = None) -> None:
-        self.store = store if store is not None else MemoryStore()
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        store: RegistryStore,
+        is_token_valid: Callable[[str], bool] | None = None,
+    ) -> None:
+        self.store = store
         self.alive: set[str] = set()
         self.revoked: set[str] = set()
         """Tokens that are not valid."""
         self._clock = clock
+        self._is_token_valid = is_token_valid or (lambda token_id: token_id not in self.revoked)
         self._subscribers: dict[str, Receive] = {}
 
     def node(self) -> Node:
         """A new relay."""
         bus = SharedBus(self._subscribers, self.alive)
-        return Node(RelayRegistry(self.store, bus, self._clock, self.is_token_valid), bus)
-
-    def is_token_valid(self, token_id: str) -> bool:
-        """Whether a token is not in `revoked`."""
-        return token_id not in self.revoked
+        return Node(RelayRegistry(self.store, bus, self._clock, self._is_token_valid), bus)

@@ -97,6 +97,7 @@ def test_a_token_expires(store: TokenStore, clock: Clock) -> None:
     clock.now += 1
     assert refusal(store, secret) == (401, "the token has expired")
     assert store.ended([token.id, lasting.id]) == {token.id}
+    assert (store.is_valid(token.id), store.is_valid(lasting.id)) == (False, True)
 
 
 def test_a_running_relay_sees_creations_and_revocations_at_once(
