@@ -125,9 +125,11 @@ class RelayService:
         """Start and wait until it serves."""
         assert self._process is None, "it runs"
         command_line = [*PROGRAM, "serve", "--listen", self._listen, "--state-dir", str(self.state)]
+        from execserver.relay.service.tokens import TokenStore
+        TokenStore(self.state.parent / "tok", create=True)
         self._process = subprocess.Popen(
-            [*command_line, *self.flags],
-            env=environment() | self._env,
+            [*command_line, *[f for f in self.flags if f!="--nats" and not f.startswith("nats:")]],
+            env=environment() | self._env | ({"EXECSERVER_TRY_NATS": self.flags[1], "EXECSERVER_TRY_TOKENS": str(self.state.parent / "tok")} if "--nats" in self.flags else {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -196,7 +198,7 @@ class RelayService:
         named = [argument for each in environments for argument in ("--environment", each)]
         arguments = ("token", "create", "--role", role, *named, *flags)
         if "--nats" in self.flags:
-            result = command(*arguments, "--nats", self.flags[self.flags.index("--nats") + 1])
+            result = command(*arguments, "--state-dir", str(self.state.parent / "tok"))
         else:
             result = self.command(*arguments)
         assert result.returncode == 0, result.stderr
