@@ -23,7 +23,7 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 	release-tests release-check soak faults limits-vm limits-vm-setup fuzz bubblewrap terminal-tools ssh-server \
 	browser runtimes shells network-tools container-check integrations interop interop-setup probe relay-probe \
 	sandbox-backend vectors stock-client stock-websocket stock-stdio beside-stock relay-stock systemd-setup \
-	systemd-verify foreign-clients bench bench-gate bench-relay bench-commands clean
+	systemd-verify foreign-clients bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
 
 # A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
 help:
@@ -407,6 +407,12 @@ bench-gate: setup interop-setup ## the same, and fail where we are slower
 
 bench-relay: setup ## what a relay costs, beside the same server without one
 	$(BIN)/python -m benchmarks.relay --markdown docs/benchmarks.md
+
+bench-fleet: setup ## what a second relay and NATS between them cost, beside one relay and none
+	$(BIN)/python -m benchmarks.relay_fleet --markdown docs/benchmarks.md
+
+bench-scale: setup ## what one more executor, client or frame costs the relays of a fleet and NATS
+	$(BIN)/python -m benchmarks.relay_scale --markdown docs/explanation/scaling.md
 
 bench-commands: setup ## how long commands and copies of directories take, beside ssh and tar
 	$(BIN)/python -m benchmarks.commands --markdown docs/benchmarks.md

@@ -104,7 +104,7 @@ async def idle(crowd: Crowd, state: Path) -> Measured:
     Raises:
         CrowdError: too few descriptors are permitted.
     """
-    _raise_descriptor_limit(crowd.executors + crowd.streams + DESCRIPTORS_BESIDE)
+    raise_descriptor_limit(crowd.executors + crowd.streams + DESCRIPTORS_BESIDE)
     names = [f"box-{number}" for number in range(crowd.executors)]
     tokens = TokenStore(state, create=True)
     executor_token = tokens.create("executor", names)[1]
@@ -168,7 +168,7 @@ async def whole_connections(crowd: Crowd, way: Way) -> Measured:
             await client.call("environment/status", {})
 
     began = time.perf_counter()
-    await _each(connection, [""] * crowd.connections, WHOLE_CONNECTIONS_AT_ONCE)
+    await each(connection, [""] * crowd.connections, WHOLE_CONNECTIONS_AT_ONCE)
     return {"connects_rate": crowd.connections / (time.perf_counter() - began)}
 
 
@@ -180,14 +180,15 @@ async def _come(
     gc.disable()  # thousands of sockets of ours are no garbage
     cpu, began = process_tree.cpu_seconds(relay.pid), time.perf_counter()
     try:
-        await _each(one, names, AT_ONCE)
+        await each(one, names, AT_ONCE)
     finally:
         gc.enable()
     seconds = time.perf_counter() - began
     return len(names) / seconds, (process_tree.cpu_seconds(relay.pid) - cpu) * 1e3 / len(names)
 
 
-async def _each(one: Callable[[str], Awaitable[None]], names: Iterable[str], at_once: int) -> None:
+async def each(one: Callable[[str], Awaitable[None]], names: Iterable[str], at_once: int) -> None:
+    """Call `one` with each name, several at a time."""
     left = iter(names)
 
     async def worker() -> None:
@@ -220,7 +221,8 @@ def given(token: str) -> Callable[[], Awaitable[str]]:
     return give
 
 
-def _raise_descriptor_limit(wanted: int) -> None:
+def raise_descriptor_limit(wanted: int) -> None:
+    """Let this process have so many descriptors. Raises `CrowdError`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise CrowdError(f"{wanted} descriptors are needed, and at most {hard} permitted (`ulimit -Hn`)")

@@ -207,8 +207,8 @@ async def _tcp_ends(stack: AsyncExitStack) -> Ends:
 # -- sockets to relays
 
 
-class _RelayEnd:
-    """A `dial.FrameListener`."""
+class RelayEnd:
+    """One end of a path through relays (`dial.FrameListener`)."""
 
     def __init__(self) -> None:
         self._socket: FrameSocket
@@ -217,28 +217,35 @@ class _RelayEnd:
         self._lost = asyncio.Event()
 
     def socket_opened(self, socket: FrameSocket) -> None:
+        """The relay has agreed."""
         self._socket = socket
 
     def frame_received(self, message: bytes) -> None:
+        """Keep a frame for `receive`."""
         self._frames.put_nowait(message)
 
     def room(self) -> None:
+        """Let `send` go on."""
         self._has_room.set()
 
     def socket_lost(self, reason: str) -> None:
+        """It is over: `receive` returns the reason, which is no frame."""
         self._lost.set()
         self._frames.put_nowait(reason.encode())
 
     async def send(self, frame: bytes) -> None:
+        """As `End.send`."""
         while self._socket.is_full:
             self._has_room.clear()
             await self._has_room.wait()
         self._socket.send(frame)
 
     async def receive(self) -> bytes:
+        """As `End.receive`."""
         return await self._frames.get()
 
     async def close(self) -> None:
+        """End the socket."""
         self._socket.abort()
         await self._lost.wait()
 
@@ -247,7 +254,7 @@ async def _relay_ends(
     stack: AsyncExitStack, far_relay: RelayService, near_relay: RelayService, far_token: str, near_token: str
 ) -> Ends:
     key = KeyPair.generate().public
-    far, near = _RelayEnd(), _RelayEnd()
+    far, near = RelayEnd(), RelayEnd()
     registry = RegistryClient(far_relay.url, given(far_token))
     await dial((await registry.register(FRAMES_ENVIRONMENT, key)).url, far)
     stack.push_async_callback(far.close)

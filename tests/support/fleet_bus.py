@@ -1,116 +1,24 @@
-"""Buses of relays over real NATS servers, and peers that exchange numbered frames over them."""
+"""Buses of relays over NATS servers, and peers that record what arrives."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-import nats
-from nats.aio.client import Client
-
 from execserver.relay.fleet.bus import NatsBus
+from execserver.relay.fleet.connection import NatsConnection
 from execserver.relay.service.bus import BusMessage
+from execserver.relay.service.settings import NatsSettings
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-class NatsServer:
-    """One process."""
-
-    def __init__(self, folder: Path, name: str, port: int, more: str) -> None:
-        self.name = name
-        self.port = port
-        self.url = f"nats://127.0.0.1:{port}"
-        self._folder = folder
-        config = folder / f"{name}.conf"
-        config.write_text(f'server_name: {name}\nhost: "127.0.0.1"\nport: {port}\n{more}\n')
-        self._config = config
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start it, and wait until it accepts connections."""
-        program = Path(sys.executable).parent / "nats-server"
-        command = [str(program) if program.exists() else str(shutil.which("nats-server"))]
-        with (self._folder / f"{self.name}.log").open("ab") as output:
-            self.process = subprocess.Popen([*command, "-c", str(self._config)], stdout=output, stderr=output)
-        deadline = time.monotonic() + 20
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            assert time.monotonic() < deadline, "the NATS server does not start"
-            time.sleep(0.02)
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal to it."""
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        """End it now (idempotent)."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
-
-
-@contextmanager
-def nats_servers(folder: Path, size: int = 1, more: str = "") -> Iterator[list[NatsServer]]:
-    """A cluster of NATS servers."""
-    ports = free_ports(size * 2)
-    clients, routes = ports[:size], ports[size:]
-    urls = ", ".join(f"nats-route://127.0.0.1:{port}" for port in routes)
-    servers = []
-    for index in range(size):
-        cluster = f'cluster {{name: c, host: "127.0.0.1", port: {routes[index]}, routes: [{urls}]}}'
-        servers.append(
-            NatsServer(folder, f"s{index + 1}", clients[index], (cluster if size > 1 else "") + "\n" + more)
-        )
-    try:
-        for server in servers:
-            server.start()
-        yield servers
-    finally:
-        for server in servers:
-            if server.process is not None:
-                server.send_signal(signal.SIGCONT)
-            server.kill()
-
-
-def connector(*servers: NatsServer, errors: list[Exception] | None = None) -> Callable[[], asyncio.Future]:  # type: ignore[type-arg]
-    """Makes connections to the first of some servers that can be reached."""
-
-    async def note(error: Exception) -> None:
-        if errors is not None:
-            errors.append(error)
-
-    async def connect() -> Client:
-        return await nats.connect(
-            [server.url for server in servers],
-            error_cb=note,
-            connect_timeout=1,
-            dont_randomize=True,
-            reconnect_time_wait=0.1,
-            max_reconnect_attempts=-1,
-        )
-
-    return connect  # type: ignore[return-value]
+def new_bus(urls: str, prefix: str = "execserver") -> NatsBus:
+    """A bus that is not started: `urls` as `--nats` takes them."""
+    settings = NatsSettings.parse(urls, prefix=prefix)
+    return NatsBus(lambda: NatsConnection(settings, "bus"), prefix)
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -122,9 +30,9 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 @asynccontextmanager
-async def buses(*groups: tuple[NatsServer, ...]) -> AsyncIterator[list[NatsBus]]:
-    """A ready bus for each group of servers, in which it prefers the first."""
-    made = [NatsBus(connector(*servers)) for servers in groups]
+async def buses(*urls: str) -> AsyncIterator[list[NatsBus]]:
+    """Buses that are ready and know each other, each for some URLs."""
+    made = [new_bus(each) for each in urls]
     try:
         for bus in made:
             await bus.start()

@@ -356,8 +356,8 @@ class connect:  # noqa: N801 - called like a function, as `open`
             this session; or `relay+https://HOST[:PORT][/BASE]?environment=ID`, which finds the executor at a
             relay; with `?pool=NAME[&label=NAME[=VALUE]]` instead, the relay chooses the least loaded executor
             of a pool that has the labels, and `Executor.url` is the URL of that one. With `&wait=SECONDS`, a
-            new session waits so long for an executor. By default `EXECSERVER_URL`, else the daemon's default
-            socket.
+            new session waits so long for an executor (by default 1 s out of a pool, else not at all). By
+            default `EXECSERVER_URL`, else the daemon's default socket.
         token: for a WebSocket server with authentication (`docs/protocol.md`, "WebSocket authentication"), or
             for a relay; by default from `token_file`, `EXECSERVER_TOKEN`, or the file named by
             `EXECSERVER_TOKEN_FILE`.

@@ -6,8 +6,8 @@
   if they stay away, NATS does not deliver, and the bus makes a new connection.
 - What was lost is found by `links.py`, whatever the cause. So this module resends nothing.
 
-The bus has a connection of its own: frames do not delay the requests of the store, and a connection with
-unsent data to a server that hangs cannot be closed, only left behind.
+The bus has a connection of its own: frames do not delay the requests of the store, and the client cannot
+close a connection with unsent data to a server that hangs, so that it would never reconnect.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
-from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import ConnectionClosedError, OutboundBufferLimitError
+from nats.errors import ConnectionClosedError, MaxPayloadError, OutboundBufferLimitError
 from nats.errors import Error as NatsError
 
-from execprotocol.relay.frames import MAX_FRAME_BYTES
+from execserver.relay.fleet.connection import NatsConnection
 from execserver.relay.fleet.links import BEAT_SECONDS, MOST_BYTES, Links, Packet
 from execserver.relay.service.bus import BusMessage, Receive
 from execserver.telemetry.logs import Logger
@@ -32,14 +31,14 @@ from execserver.telemetry.logs import Logger
 MAX_PACKET_BYTES = 512 << 10
 """Limit of a packet. Larger ones are not faster, and delay small ones."""
 
-LEAST_PAYLOAD_BYTES = MAX_FRAME_BYTES + (2 << 10)
-"""The servers' `max_payload` must be at least this: a frame with its addresses and its stream."""
-
 STUCK_SECONDS = 2.0
 """NATS does not deliver if a relay has not received its own beats for so long."""
 
 SETTLE_SECONDS = 1.2
 """How long a relay that just connected waits for the beats of the others: more than two beats."""
+
+CONNECT_SECONDS = 5.0
+"""Limit of one attempt to connect, all servers together."""
 
 RETRY_SECONDS = 0.5
 """Interval of attempts to connect."""
@@ -52,9 +51,6 @@ SETTLING = "this relay has just connected to NATS, and waits for the beats of th
 
 log = Logger()
 
-Connect = Callable[[], Awaitable[Client]]
-"""Makes a connection to NATS. Its errors are logged as they are."""
-
 
 class _Beat(msgspec.Struct, array_like=True, frozen=True):
     node: str
@@ -64,17 +60,27 @@ class NatsBus:
     """Addresses at this relay and at the others of the fleet. An implementation of `Bus`.
 
     Args:
-        connect: makes a connection for the bus alone. Called again when it was closed or NATS hangs.
+        connect: makes a connection for the bus alone, not opened yet. Called again when the connection was
+            closed or NATS hangs.
         prefix: of all subjects. Fleets that share a NATS cluster have different ones.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, connect: Connect, prefix: str = "execserver", clock: Callable[[], float] = time.monotonic
+        self,
+        connect: Callable[[], NatsConnection],
+        prefix: str = "execserver",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.node = secrets.token_hex(4)
+        self.messages = {"in": 0, "out": 0}
+        """Messages from and to other relays."""
+        self.bytes = {"in": 0, "out": 0}
+        """The same in bytes of their packets."""
+        self.undecodable = 0
+        """Packets and beats that no relay sent, or one with another format."""
         self._connect = connect
-        self._client: Client | None = None  # the newest
+        self._connection: NatsConnection | None = None
         self._clock = clock
         self._subject = f"{prefix}.relay."
         self._receivers: dict[str, Receive] = {}
@@ -85,33 +91,22 @@ class NatsBus:
         self._decode = msgspec.msgpack.Decoder(Packet).decode
         self._decode_beat = msgspec.msgpack.Decoder(_Beat).decode
         self._beat_due = False
-        self._error = "the bus has not been started"
+        self._error = self._logged = "the bus has not been started"  # why there is no connection
         self._echoed = 0.0  # when the newest own beat came back
         self._settled = 0.0  # when the beats of all others must have come
-        self._logged = self._error
         self._runner: asyncio.Task[None] | None = None
         self._beats: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()  # connections that were left behind
-        self.undecodable = 0
-        """Packets and beats that no relay sent, or one with another format."""
 
     @property
     def fault(self) -> str:
         """Why the bus cannot be used now; empty if it can."""
         now = self._clock()
-        if self._client is None:
+        if self._connection is None:
             return self._error
-        most = self._client.max_payload
-        if most < LEAST_PAYLOAD_BYTES:
-            return (
-                f"the NATS server takes messages of at most {most} bytes, and a relay needs"
-                f" {LEAST_PAYLOAD_BYTES}: set `max_payload` of all NATS servers to 1MB"
-            )
         if now - self._echoed > STUCK_SECONDS:
-            return "NATS does not deliver the beats of this relay: check the NATS servers and their network"
-        if now < self._settled:
-            return SETTLING
-        return ""
+            return self._connection.fault or "NATS does not deliver what this relay publishes"
+        return SETTLING if now < self._settled else ""
 
     @property
     def ready(self) -> bool:
@@ -123,8 +118,8 @@ class NatsBus:
         return f"{self.node}.{peer_id}"
 
     def is_alive(self, node: str) -> bool:
-        """Whether a relay shares the bus now. While the bus has a fault this is unknown, and true: a relay's
-        executors must not be replaced because this relay cannot hear it.
+        """Whether a relay shares the bus now. While the bus has a fault this is unknown, and true: executors
+        of other relays must not be replaced because this relay cannot hear those.
         """
         return node == self.node or self.links.is_alive(node) or not self.ready
 
@@ -146,18 +141,17 @@ class NatsBus:
         """Connect, and stay connected until `close`. The bus is ready some time later.
 
         Raises:
-            Exception: those of `connect`, at the first attempt only.
+            FleetError: NATS cannot be used, or not now. Later faults are in `fault`.
         """
-        client = await self._open()
+        connection = await self._open()
         self._beats = asyncio.create_task(self._beat())
-        self._runner = asyncio.create_task(self._run(client))
+        self._runner = asyncio.create_task(self._run(connection))
 
     async def close(self) -> None:
         """Send what is queued and take leave of the other relays, within some seconds (idempotent)."""
         runner, self._runner = self._runner, None
         if runner is None or self._beats is None:
             return
-        self._error = "the bus was closed"
         self._beats.cancel()
         self._idle.clear()
         self._wake.set()
@@ -165,60 +159,69 @@ class NatsBus:
             await asyncio.wait_for(self._idle.wait(), CLOSE_SECONDS)
         runner.cancel()  # it takes leave
         await asyncio.wait((runner,))
-        await asyncio.gather(*self._closing)
+        await asyncio.wait(self._closing, timeout=CLOSE_SECONDS)
+        for closing in self._closing:
+            closing.cancel()
+        self._error = "the bus was closed"
 
     # -- the connection
 
-    async def _open(self) -> Client:
-        client = await self._connect()
+    async def _open(self) -> NatsConnection:
+        connection = self._connect()
+        await connection.open(CONNECT_SECONDS)
         try:
+            client = connection.client
             await client.subscribe(
                 self._subject + self.node, cb=self._received, pending_bytes_limit=MOST_BYTES
             )
             await client.subscribe(self._subject + "beat", cb=self._beat_received)
-            await client.flush(timeout=CLOSE_SECONDS)  # type: ignore[arg-type]
+            await client.flush()
         except BaseException:
-            self._leave_behind(client)
+            self._leave_behind(connection)
             raise
-        self._client = client
+        self._connection = connection
         self._echoed = self._clock()
         self._settled = self._echoed + SETTLE_SECONDS
-        return client
+        return connection
 
-    async def _run(self, client: Client | None) -> None:
+    async def _run(self, connection: NatsConnection | None) -> None:
         while True:
-            if client is None:
+            if connection is None:
                 try:
-                    client = await self._open()
+                    connection = await self._open()
                 except Exception as error:  # whatever it is, only a later attempt can help
-                    self._error = f"the bus cannot connect to NATS: {error}"
+                    self._error = str(error)
                     await asyncio.sleep(RETRY_SECONDS)
                     continue
-            writer = asyncio.create_task(self._write(client))
+            writer = asyncio.create_task(self._write(connection))
             try:
-                while not client.is_closed and self._clock() - self._echoed < STUCK_SECONDS:  # noqa: ASYNC110
-                    await asyncio.sleep(BEAT_SECONDS / 2)
+                await self._until_stuck(connection)
+                self._error = self.fault
             except asyncio.CancelledError:
-                await self._take_leave(client)
+                await self._take_leave(connection)
                 raise
             finally:
-                self._client = None
+                self._connection = None
                 writer.cancel()
-                self._leave_behind(client)
-            self._error = "NATS closed the connection of the bus, or does not answer"
-            client = None
+                self._leave_behind(connection)
+            connection = None
 
-    async def _take_leave(self, client: Client) -> None:
+    async def _until_stuck(self, connection: NatsConnection) -> None:
+        while not connection.closed.is_set() and self._clock() - self._echoed <= STUCK_SECONDS:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(connection.closed.wait(), BEAT_SECONDS / 2)
+
+    async def _take_leave(self, connection: NatsConnection) -> None:
         with suppress(NatsError, OSError, TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 for node, packet in self.links.leave():
-                    await client.publish(self._subject + node, self._encode(packet))
-                await client.flush()
+                    await connection.client.publish(self._subject + node, self._encode(packet))
+                await connection.client.flush()
 
-    def _leave_behind(self, client: Client) -> None:
+    def _leave_behind(self, connection: NatsConnection) -> None:
         async def close() -> None:
-            with suppress(NatsError, OSError, TimeoutError):
-                await asyncio.wait_for(client.close(), CLOSE_SECONDS)
+            with suppress(NatsError, OSError):
+                await connection.close()  # returns when a server that hangs goes on, or its host is lost
 
         task = asyncio.create_task(close())
         self._closing.add(task)
@@ -233,34 +236,42 @@ class NatsBus:
             await asyncio.sleep(due - self._clock())
             now = self._clock()
             if now - due > BEAT_SECONDS:  # this process did not run, and beats wait to be read
-                self._echoed += now - due
+                self._echoed = min(now, self._echoed + now - due)
                 due = now
             self._beat_due = True
             self.links.tick(now)
             self._log_fault()
 
-    async def _write(self, client: Client) -> None:
-        # `publish` may swallow a cancellation, so the writer checks whether its client is still in use.
-        while self._client is client:
+    async def _write(self, connection: NatsConnection) -> None:
+        # `publish` may swallow a cancellation, so the writer checks whether its connection is still in use.
+        while self._connection is connection:
             self._wake.clear()
-            while (due := self._next(client)) is not None:
-                await self._send(client, *due)
+            while (due := self._next(connection)) is not None:
+                await self._send(connection, *due)
             self._idle.set()
             await self._wake.wait()
 
-    def _next(self, client: Client) -> tuple[str, bytes] | None:
+    def _next(self, connection: NatsConnection) -> tuple[str, bytes] | None:
         """The subject and the payload of what is to be sent next."""
         if self._beat_due:
             self._beat_due = False
             return self._subject + "beat", self._encode(_Beat(self.node))
-        due = self.links.next_packet(min(client.max_payload, MAX_PACKET_BYTES))
-        return (self._subject + due[0], self._encode(due[1])) if due is not None else None
+        due = self.links.next_packet(min(connection.client.max_payload, MAX_PACKET_BYTES))
+        if due is None:
+            return None
+        node, packet = due
+        payload = self._encode(packet)
+        if packet.messages:
+            self.messages["out"] += len(packet.messages)
+            self.bytes["out"] += len(payload)
+        return self._subject + node, payload
 
-    async def _send(self, client: Client, subject: str, payload: bytes) -> None:
-        while self._client is client:
-            if client.is_connected:  # otherwise the client would keep it, without a limit that links know
+    async def _send(self, connection: NatsConnection, subject: str, payload: bytes) -> None:
+        while self._connection is connection:
+            if connection.is_connected:  # otherwise the client would keep it, beyond the limits of links
                 with suppress(OutboundBufferLimitError, ConnectionClosedError):  # lost just now
-                    await client.publish(subject, payload)
+                    with suppress(MaxPayloadError):  # of another server; the receiver finds the gap
+                        await connection.client.publish(subject, payload)
                     return
             await asyncio.sleep(BEAT_SECONDS / 10)
 
@@ -279,6 +290,9 @@ class NatsBus:
         except msgspec.MsgspecError:
             self.undecodable += 1
             return
+        if packet.messages:
+            self.messages["in"] += len(packet.messages)
+            self.bytes["in"] += len(message.data)
         self.links.packet_received(packet, self._clock())
 
     async def _beat_received(self, message: Msg) -> None:

@@ -183,7 +183,7 @@ class Links:
         now: float,
     ) -> None:
         self.node = node
-        self.ended: Counter[str] = Counter(gap=0, reported=0, overflow=0, oversized=0, dead=0)
+        self.ended: Counter[str] = Counter(gap=0, reset=0, overflow=0, oversized=0, dead=0)
         """How often the pairs of a link ended, by cause: a gap here, one at the other relay, a queue that was
         too long, a frame that was too long, and a relay that was not heard of."""
         self._deliver = deliver
@@ -248,7 +248,7 @@ class Links:
         link.heard = now
         if packet.seen_epoch == link.epoch:
             if packet.is_lost:
-                self._end_epoch(link, "reported")
+                self._end_epoch(link, "reset")
             elif link.on_way:
                 link.reported(packet.seen)
                 self._wake()

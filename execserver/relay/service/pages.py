@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aiohttp import hdrs, web
 
@@ -51,15 +51,16 @@ class MetricsReader:
 
     def numbers(self) -> RelayNumbers:
         """The current values."""
-        counters = self._rendezvous.counters
+        counters, pools = self._rendezvous.counters, self._registry.pools.totals()
         queues = {
             "executor": [peer.queued for peer in self._rendezvous_http.executors],
             "client": [peer.queued for peer in self._rendezvous_http.harnesses.values()],
         }
-        return RelayNumbers(
+        states = self._registry.environments()
+        numbers = RelayNumbers(
             uptime_seconds=time.monotonic() - self._began,
             draining=int(self._is_draining()),
-            environments=len(self._registry.environments()),
+            environments=len(states),
             environments_online=self._registry.online,
             clients=counters.harnesses,
             streams=counters.streams,
@@ -75,8 +76,17 @@ class MetricsReader:
             introductions=self._outcomes("connect", ("accepted", "offline", "full")),
             validations=self._outcomes("validate", ("valid", "invalid")),
             refusals=dict(self._guard.refusals),
+            pool_executors={
+                (pool, state): count
+                for pool, each in pools.items()
+                for state, count in (("online", each.online), ("draining", each.draining))
+            },
+            pool_sessions={pool: each.sessions for pool, each in pools.items()},
+            pool_capacity={pool: each.capacity for pool, each in pools.items()},
             pool_waiting=self._registry.pools.waiting(),
         )
+        _count_pools(numbers, states)
+        return numbers
 
     def _outcomes(self, request: str, outcomes: tuple[str, ...]) -> dict[str, int]:
         return {outcome: self._registry_http.outcomes[request, outcome] for outcome in outcomes}
@@ -166,6 +176,26 @@ def metrics_page(numbers: RelayNumbers, accept: str) -> RenderedPage:
         accept: the header of the request.
     """
     return render([Readings(each, _values(each, numbers)) for each in RELAY_DEFINITIONS], accept)
+
+
+def _count_pools(numbers: RelayNumbers, states: Sequence[EnvironmentState]) -> None:
+    """Add what members of pools said of themselves. A pool whose members are all offline is shown, too."""
+    executors, sessions, capacity = numbers.pool_executors, numbers.pool_sessions, numbers.pool_capacity
+    for state in states:
+        member, status = state.member, state.status
+        if member is None:
+            continue
+        pool, draining = member.pool, status is not None and status.draining
+        for shown in ("online", "draining"):
+            executors.setdefault((pool, shown), 0)
+        sessions.setdefault(pool, 0)
+        if member.capacity is not None:
+            capacity.setdefault(pool, 0)
+        if state.online:
+            executors[pool, "draining" if draining else "online"] += 1
+            sessions[pool] += status.sessions if status is not None else 0
+            if member.capacity is not None and not draining:
+                capacity[pool] += member.capacity
 
 
 def _values(definition: RelayDefinition, numbers: RelayNumbers) -> list[Reading]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +19,7 @@ from execclient.sync import connect as connect_blocking
 from tests.support.relay_service import wait_until
 from tests.support.relayed_server import RelayedServer
 from tests.support.span_collector import SpanCollector
+from tests.support.wire import PATIENCE
 
 tracer = TracerProvider().get_tracer("a host of an agent")
 
@@ -50,6 +53,7 @@ def ended(server: RelayedServer, trace_id: str) -> bool:
     return any(line["event"] == "client disconnected" for line in lines_of(server, trace_id))
 
 
+@pytest.mark.statement("R30")
 async def test_the_relay_logs_the_trace_of_a_client_and_the_executor_continues_it(
     server: RelayedServer, collector: SpanCollector
 ) -> None:
@@ -100,6 +104,20 @@ def test_requests_of_the_executor_are_spans_that_the_relay_logs(
     ]
     assert connected["span_id"] == registered.span_id.hex()
     assert requests_of(server, validated.trace_id.hex()) == ["validate"]
+
+
+@pytest.mark.statement("R30")
+@pytest.mark.parametrize("header", ["", "00-0af7651916cd43dd8448eb211c80319c", "x\\u00e9 traceparent"])
+def test_a_header_that_is_not_valid_is_treated_as_absent(server: RelayedServer, header: str) -> None:
+    before = server.relay.log
+    request = urllib.request.Request(f"{server.relay.url}/nowhere", headers={"traceparent": header})
+
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(request, timeout=PATIENCE)
+
+    wait_until(lambda: "/nowhere" in server.relay.log[len(before) :])
+    (line,) = [line for line in server.relay.log[len(before) :].splitlines() if "/nowhere" in line]
+    assert "trace_id" not in json.loads(line)
 
 
 def test_a_client_without_a_trace_leaves_none(server: RelayedServer) -> None:

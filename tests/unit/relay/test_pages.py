@@ -8,7 +8,7 @@ from dataclasses import fields
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from execprotocol.relay.keys import KeyPair
+from execprotocol.relay.keys import KeyPair, PublicKeys
 from execserver.relay.service.bus import MemoryBus
 from execserver.relay.service.errors import Guard
 from execserver.relay.service.memory_store import MemoryStore
@@ -17,14 +17,42 @@ from execserver.relay.service.registry import RelayRegistry
 from execserver.relay.service.registry_http import PublicUrls, RegistryHttp
 from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
+from execserver.relay.service.store import (
+    EnvironmentRecord,
+    ExecutorSocket,
+    ExecutorStatus,
+    PoolMember,
+    Registration,
+)
 from execserver.relay.service.tokens import TokenStore
 from execserver.telemetry.definitions import DEFINITIONS
 from execserver.telemetry.measures import RequestCounts
 from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS, RelayNumbers
 
+KEY = PublicKeys(bytes(32), bytes(1184))
+
 
 class NoTimer:
     def cancel(self) -> None: ...
+
+
+class Relay:
+    """The parts of a relay that have numbers."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.bus, self.store, self.guard = MemoryBus(), MemoryStore(), Guard()
+        self.registry = RelayRegistry(self.store, self.bus, lambda: 0.0, lambda _token: True)
+        self.rendezvous = Rendezvous(self.bus, lambda: 0.0, lambda _seconds, _call: NoTimer())
+        tokens = TokenStore.__new__(TokenStore)  # no request is made
+        self.registry_http = RegistryHttp(self.registry, tokens, PublicUrls("", "http", ""), self.is_draining)
+        sockets = RendezvousHttp(self.registry, self.rendezvous, self.is_draining)
+        self.metrics = MetricsReader(
+            self.registry, self.registry_http, self.rendezvous, sockets, self.guard, self.is_draining
+        )
+
+    def is_draining(self) -> bool:
+        return self.draining
 
 
 def samples_of(page: bytes) -> dict[tuple[str, ...], float]:
@@ -99,27 +127,47 @@ def test_a_relay_without_nats_shows_nothing_of_a_fleet() -> None:
     assert not [name for name in names if name.removeprefix("execserver_relay_").startswith(words)]
 
 
-async def test_the_watcher_reads_every_number_where_it_is_counted() -> None:
-    draining = False
-    bus = MemoryBus()
-    registry = RelayRegistry(MemoryStore(), bus, lambda: 0.0, lambda _token: True)
-    rendezvous = Rendezvous(bus, lambda: 0.0, lambda _seconds, _call: NoTimer())
-    guard = Guard()
-    registry_http = RegistryHttp(
-        registry, TokenStore.__new__(TokenStore), PublicUrls("", "http", ""), lambda: draining
+async def test_members_of_pools_are_counted_by_what_they_reported() -> None:
+    relay = Relay()
+    for number, (sessions, draining, is_connected) in enumerate(
+        ((3, False, True), (1, True, True), (0, False, False))
+    ):
+        name = f"gpu--{number:016x}"
+        socket = ExecutorSocket(relay.bus.node, name) if is_connected else None
+        registration = Registration(name, f"r-{number}", KEY, "token", 0.0, b"", socket)
+        member = PoolMember("gpu", capacity=4)
+        await relay.store.save(EnvironmentRecord(name, registration, None, member), 0)
+        await relay.store.report(name, ExecutorStatus(f"r-{number}", sessions, sessions, draining, 0.0))
+    unlimited = EnvironmentRecord(
+        "cpu--0", Registration("cpu--0", "r", KEY, "token", 0.0, b""), None, PoolMember("cpu")
     )
-    sockets = RendezvousHttp(registry, rendezvous, lambda: draining)
-    watcher = MetricsReader(registry, registry_http, rendezvous, sockets, guard, lambda: draining)
+    await relay.store.save(unlimited, 0)
+
+    numbers = relay.metrics.numbers()
+
+    assert numbers.pool_executors == {
+        ("gpu", "online"): 1,
+        ("gpu", "draining"): 1,
+        ("cpu", "online"): 0,
+        ("cpu", "draining"): 0,
+    }
+    assert numbers.pool_sessions == {"gpu": 4, "cpu": 0}
+    assert numbers.pool_capacity == {"gpu": 4}
+
+
+async def test_the_watcher_reads_every_number_where_it_is_counted() -> None:
+    relay = Relay()
+    registry, rendezvous, guard = relay.registry, relay.rendezvous, relay.guard
     registered = await registry.register("box", KeyPair.generate().public, "token")
     await registry.register("other", KeyPair.generate().public, "token")
     await registry.socket_opened(registered.registration, "e1", lambda _why: None)
     rendezvous.counters.bytes_down = 11
     rendezvous.counters.holds, rendezvous.counters.failed_holds = 5, 2
-    registry_http.outcomes["register", "conflict"] += 1
+    relay.registry_http.outcomes["register", "conflict"] += 1
     guard.refusals["503"] += 1
-    draining = True
+    relay.draining = True
 
-    numbers = watcher.numbers()
+    numbers = relay.metrics.numbers()
 
     assert (numbers.environments, numbers.environments_online, numbers.draining) == (2, 1, 1)
     assert numbers.bytes == {"executor": 0, "client": 11}

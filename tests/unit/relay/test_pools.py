@@ -231,6 +231,18 @@ async def test_a_status_of_another_registration_is_refused(fleet: Fleet) -> None
     assert dict(fleet.store.statuses()) == {}
 
 
+# -- numbers
+
+
+async def test_the_connected_members_of_each_pool_are_added_up(fleet: Fleet) -> None:
+    first, second = await fleet.add(1, capacity=4), await fleet.add(2, capacity=8)
+    await fleet.add(3, capacity=100, connected=False)
+    await fleet.add(4, pool="other")
+    await fleet.report(first, 3)
+    await fleet.report(second, 5, draining=True)
+    assert fleet.pools.totals() == {"gpu": (1, 1, 8, 4), "other": (1, 0, 0, 0)}
+
+
 # -- waiting clients
 
 

@@ -2,7 +2,7 @@
 
     relay+https://HOST[:PORT][/BASE]?environment=ID
     relay+https://HOST[:PORT][/BASE]?pool=NAME[&label=NAME[=VALUE]]…
-    …&wait=SECONDS      keep trying for so long while no executor is available
+    …&wait=SECONDS      keep trying for so long while no executor is available; 1 for pools, else 0
 
 The registry gives out the executor's key, so its operator could intercept connections: pin the key
 (`executor_key_sha256`) if you do not run the registry. Without a pin, the key of the first connection is
@@ -31,7 +31,6 @@ from execclient.errors import (
     ConnectionFailed,
     EnvironmentOffline,
     PoolFull,
-    SessionLost,
     UnsupportedUrl,
     UntrustedServer,
     WrongExecutor,
@@ -74,6 +73,10 @@ LONGEST_PAUSE_SECONDS = 1.0
 
 WAIT_PAUSES = (0.2, 2.0)
 """The first and the longest pause between two attempts of `wait=`. Each has a random part of half."""
+
+POOL_WAIT_SECONDS = 1.0
+"""For pools without `wait=`. The relay learns a fraction of a second late that a session has ended: the next
+command of a script must not find the pool full because of the one before."""
 
 MAX_WAIT_SECONDS = 7 * 86400.0
 
@@ -158,19 +161,19 @@ class RelayTarget:
         return f"relay+{self._address.base_url}?environment={self._environment_id}"
 
     async def open(self, on_event: OnEvent, on_lost: OnLost, *, resuming: bool) -> Connection:
-        """As `Target.open`. With `wait=` in the URL, a new session is tried for so long.
+        """As `Target.open`. A new session is tried for the time of `wait=` in the URL.
 
         Raises:
             EnvironmentOffline: no executor is connected; or `PoolFull`: those of the pool take no sessions.
             AccessDenied: the registry or the executor refused this client.
             WrongExecutor: the executor has another key than the pinned one, or than before.
             UntrustedServer: the relay's certificate is not trusted.
-            SessionLost: the session to resume is at an unknown executor of the pool.
+            UnsupportedUrl: a session is to be resumed at an unknown executor of the pool.
             ConnectionFailed: any other failure to connect.
         """
         own = await self._own_key()
         if resuming and self._environment_id is None:
-            raise SessionLost(
+            raise UnsupportedUrl(
                 f"a session cannot be resumed by the URL of a pool, {self._given_url}: connect to its "
                 "executor, by the `url` that the object of the session had"
             )
@@ -333,7 +336,7 @@ def relay_address(url: str) -> RelayAddress:
     given: dict[str, list[str]] = {}
     for name, value in queries:
         given.setdefault(name, []).append(value)
-    names, labels, waits = given.keys() - {"label", "wait"}, given.get("label", []), given.get("wait", ["0"])
+    names, labels, waits = given.keys() - {"label", "wait"}, given.get("label", []), given.get("wait", [""])
     if (
         names not in ({"environment"}, {"pool"})
         or len(given[next(iter(names))]) != 1
@@ -347,7 +350,8 @@ def relay_address(url: str) -> RelayAddress:
         environment_id = check_environment_id(given["environment"][0]) if "environment" in names else None
         pool = _checked(check_pool_name, given["pool"][0], "pool") if "pool" in names else None
         wanted = _checked(parse_labels, labels, "label")
-        wait = _checked(_seconds, waits[0], "wait")
+        usual = POOL_WAIT_SECONDS if pool is not None else 0.0
+        wait = _checked(_seconds, waits[0], "wait") if "wait" in given else usual
     except ContractError as error:
         raise UnsupportedUrl(f"cannot connect to {url!r}: {error}") from None
     scheme = parts.scheme.removeprefix("relay+")
