@@ -140,7 +140,7 @@ async def fleet(folder: Path, *, relays: int, **options: Any) -> AsyncIterator[F
             await asyncio.to_thread(NatsServers, folder / "nats", **{"count": 3, **options})
         )
         states = [folder / f"r{number}" for number in range(relays)]
-        started = [RelayService(state, "--nats", servers.url, start=False) for state in states]
+        started = [RelayService(state, nats=("--nats", servers.url), start=False) for state in states]
         for relay in started:
             stack.enter_context(relay)
         await asyncio.gather(*(asyncio.to_thread(relay.start) for relay in started))

@@ -12,8 +12,8 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,8 +28,8 @@ RELAYS, SESSIONS = (3, 100) if LONG else (2, 9)
 SECONDS = 300.0 if LONG else 6.0
 PAUSE = 0.5 if LONG else 0.1
 """Between two steps of a session, in seconds."""
-ROUND_SECONDS = 6.0 if LONG else 2.0
-"""Within which all faults of a round begin."""
+PAUSE_SECONDS, AWAY_SECONDS = (2.0, 3.0) if LONG else (0.5, 1.0)
+"""The longest time before a kill, and until what was killed is started again."""
 EXECUTORS_A_ROUND = 2 if LONG else 1
 GAP_SECONDS = 10.0
 """The longest time without progress of a session."""
@@ -38,8 +38,9 @@ GRANT_SECONDS = 125.0
 
 
 class Faults:
-    """Rounds of kills: in each one NATS server, one relay and some executors' servers, each at a moment of
-    its own.
+    """Kills with SIGKILL, of whatever comes next in an order by chance: in each round one NATS server, one
+    relay and some executors' servers. Each is away for a moment, and the next kill follows soon after
+    everything is in service again.
     """
 
     def __init__(self, stage: Fleet, seed: int) -> None:
@@ -48,37 +49,21 @@ class Faults:
         self._chance = random.Random(seed)
 
     async def round(self) -> None:
-        """Kill, start again, and wait until everything is in service."""
+        """Kill one of each kind, and wait until everything is in service."""
         stage, chance = self._stage, self._chance
-        relay = chance.choice(stage.relays)
-        nats = chance.choice(stage.nats.servers)
-        faults = [
-            self._restart("relay", relay.kill, relay.start, *self._times()),
-            self._restart("NATS server", nats.kill, nats.start, *self._times()),
-        ]
+        relay, nats = chance.choice(stage.relays), chance.choice(stage.nats.servers)
+        faults = [("relay", relay.kill, relay.start), ("NATS server", nats.kill, nats.start)]
         for executor in chance.sample(stage.executors, EXECUTORS_A_ROUND):
-            faults.append(self._kill_server(executor, self._times()[0]))
-        await asyncio.gather(*faults)
-        await asyncio.to_thread(stage.wait_whole)
-
-    def _times(self) -> tuple[float, float]:
-        """When a kill is due, and how long its victim is away; in seconds."""
-        return self._chance.uniform(0, ROUND_SECONDS), self._chance.uniform(0.1, 2.0)
-
-    async def _restart(
-        self, kind: str, kill: Callable[[], object], start: Callable[[], object], due: float, away: float
-    ) -> None:
-        await asyncio.sleep(due)
-        self.kills[kind] += 1
-        await asyncio.to_thread(kill)
-        await asyncio.sleep(away)
-        await asyncio.to_thread(start)
-
-    async def _kill_server(self, executor: Service, due: float) -> None:
-        await asyncio.sleep(due)
-        self.kills["server of an executor"] += 1
-        executor.signal_server(signal.SIGKILL)
-        await asyncio.to_thread(executor.wait_for_new_server)
+            kill = partial(executor.signal_server, signal.SIGKILL)
+            faults.append(("server of an executor", kill, executor.wait_for_new_server))
+        chance.shuffle(faults)
+        for kind, kill, start in faults:
+            await asyncio.sleep(chance.uniform(0, PAUSE_SECONDS))
+            self.kills[kind] += 1
+            await asyncio.to_thread(kill)
+            await asyncio.sleep(chance.uniform(0, AWAY_SECONDS))
+            await asyncio.to_thread(start)
+            await asyncio.to_thread(stage.wait_whole)
 
 
 @pytest.mark.timeout(900 if LONG else 90)

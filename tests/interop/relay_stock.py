@@ -222,9 +222,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RelayServic
     folder = tmp_path_factory.mktemp("fleet")
     with ExitStack() as stack:
         nats = stack.enter_context(NatsServers(folder / "nats"))
-        relays = [RelayService(folder / f"r{number}", "--nats", nats.url, start=False) for number in range(3)]
-        for relay in relays:
-            stack.enter_context(relay).start()
+        relays = [
+            stack.enter_context(RelayService(folder / f"r{number}", nats=("--nats", nats.url)))
+            for number in range(3)
+        ]
         yield relays
         assert [relay.stop() for relay in relays] == [0, 0, 0]
 

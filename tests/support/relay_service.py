@@ -14,6 +14,7 @@
 Starting takes about 0.5 s and each token 0.1 s: share a relay among the tests of a module, with an
 environment id for each test. Everything is synchronous; from a coroutine call it with `asyncio.to_thread`
 where the loop must not wait.
+`nats=("--nats", url)` makes it a relay of a fleet, whose tokens are in the NATS cluster.
 `command(...)` runs any `execserver relay` command to its end.
 """
 
@@ -24,11 +25,14 @@ import hashlib
 import http.client
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -70,6 +74,8 @@ class RelayService:
         listen: where; port 0 takes a free one, which later starts keep.
         start: whether to start at once.
         env: variables besides those of this process.
+        nats: the flags of a fleet, for `serve` and for `token`.
+        ready: whether `start` waits until the relay is ready; of a fleet only.
     """
 
     def __init__(
@@ -79,7 +85,12 @@ class RelayService:
         listen: str = "http://127.0.0.1:0",
         start: bool = True,
         env: Mapping[str, str] | None = None,
+        nats: Sequence[str] = (),
+        ready: bool = True,
     ) -> None:
+        self.nats = tuple(nats)
+        self._ready = ready
+        self._notes: dict[str, str] = {}  # of tokens that a fleet keeps
         self.state = state
         self.flags = flags
         self.url = ""
@@ -125,11 +136,9 @@ class RelayService:
         """Start and wait until it serves."""
         assert self._process is None, "it runs"
         command_line = [*PROGRAM, "serve", "--listen", self._listen, "--state-dir", str(self.state)]
-        from execserver.relay.service.tokens import TokenStore
-        TokenStore(self.state.parent / "tok", create=True)
         self._process = subprocess.Popen(
-            [*command_line, *[f for f in self.flags if f!="--nats" and not f.startswith("nats:")]],
-            env=environment() | self._env | ({"EXECSERVER_TRY_NATS": self.flags[1], "EXECSERVER_TRY_TOKENS": str(self.state.parent / "tok")} if "--nats" in self.flags else {}),
+            [*command_line, *self.flags, *self.nats],
+            env=environment() | self._env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -148,6 +157,22 @@ class RelayService:
             parts = urlsplit(self._listen)
             port = urlsplit(self.url).port
             self._listen = parts._replace(netloc=f"{parts.netloc.removesuffix(':0')}:{port}").geturl()
+
+        if self.nats and self._ready:
+            self.wait_ready()
+
+    def wait_ready(self, timeout: float = PATIENCE) -> None:
+        """Wait until it admits peers."""
+        wait_until(lambda: not self.fault(), timeout, "the relay is not ready")
+
+    def fault(self) -> str:
+        """Why it is not ready, as its page says; empty if it is. It must listen on http."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=PATIENCE):
+                return ""
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.read().decode()
 
     def signal(self, number: int) -> None:
         """Send it a signal."""
@@ -196,21 +221,28 @@ class RelayService:
     def token(self, role: str, *environments: str, flags: Sequence[str] = ()) -> str:
         """A new token by `relay token create`, in NATS if that is where this relay has its tokens."""
         named = [argument for each in environments for argument in ("--environment", each)]
-        arguments = ("token", "create", "--role", role, *named, *flags)
-        if "--nats" in self.flags:
-            result = command(*arguments, "--state-dir", str(self.state.parent / "tok"))
-        else:
-            result = self.command(*arguments)
+        note = secrets.token_hex(8)
+        noted = ("--note", note) if self.nats else ()
+        result = self._tokens("create", "--role", role, *named, *noted, *flags)
         assert result.returncode == 0, result.stderr
-        return result.stdout.rstrip("\n")
+        token = result.stdout.rstrip("\n")
+        self._notes[token] = note
+        return token
 
     def revoke(self, token: str) -> None:
-        """Revoke a token by `relay token revoke`."""
-        digest = hashlib.sha256(token.encode()).hexdigest()
-        rows = json.loads((self.state / "tokens.json").read_text())["tokens"]
-        (number,) = [row["id"] for row in rows if row["sha256"] == digest]
-        result = self.command("token", "revoke", number)
+        """Revoke a token by `relay token revoke`; in a fleet, one that this object has made."""
+        if self.nats:
+            rows = json.loads(self._tokens("list", "--json").stdout)
+            (number,) = [row["id"] for row in rows if row["note"] == self._notes[token]]
+        else:
+            digest = hashlib.sha256(token.encode()).hexdigest()
+            rows = json.loads((self.state / "tokens.json").read_text())["tokens"]
+            (number,) = [row["id"] for row in rows if row["sha256"] == digest]
+        result = self._tokens("revoke", number)
         assert result.returncode == 0, result.stderr
+
+    def _tokens(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return command("token", *arguments, *(self.nats or ("--state-dir", str(self.state))))
 
     def client_url(self, environment: str) -> str:
         """What `execclient.connect` takes."""

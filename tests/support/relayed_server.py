@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from execserver.relay.executor.options import TOKEN_VARIABLE
-from execserver.relay.service.tokens import TokenStore
+from execserver.relay.service.token_file import TokenStore
 from tests.support.relay_service import RelayService
 from tests.support.wire import Client, Server, connect_ws
 

@@ -19,7 +19,7 @@ from execserver.relay.executor.identity import check_identity
 from execserver.relay.executor.options import RemoteOptions
 from execserver.relay.service.listening import RelayListenError, tls_context
 from execserver.relay.service.settings import RelaySettings, StateDir, StateDirError
-from execserver.relay.service.tokens import TokenFileError, TokenStore
+from execserver.relay.service.token_file import TokenFileError, TokenStore
 from execserver.supervisor import config_file
 from execserver.supervisor.activation import listener_on
 from execserver.supervisor.listener import ListenError, UnixListener

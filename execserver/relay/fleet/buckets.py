@@ -21,7 +21,7 @@ import nats.js.errors
 from nats.js import JetStreamContext, api
 from nats.js.kv import KV_DEL, KV_OP, KV_PURGE, MSG_ROLLUP_SUBJECT, KeyValue
 
-from execserver.relay.fleet.connection import NatsConnection
+from execserver.relay.fleet.connection import NatsConnection, end_task
 from execserver.relay.service.store import Outdated, StoreUnavailable
 from execserver.telemetry.logs import Logger
 
@@ -319,10 +319,8 @@ class Mirror(Generic[_Record]):
 
     async def close(self) -> None:
         """End (idempotent)."""
-        for task in (self._task, self._feed):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await end_task(self._task)
+        await end_task(self._feed)
 
     def restart(self) -> None:
         """Read the whole bucket again: messages may have been lost."""

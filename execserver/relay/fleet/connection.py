@@ -20,7 +20,7 @@ import nkeys
 from nats.aio.client import Client
 
 from execprotocol.relay.frames import MAX_FRAME_BYTES
-from execserver.relay.service.settings import NatsSettings
+from execserver.relay.service.settings import NatsSettings, RelaySettingsError
 from execserver.telemetry.logs import Logger
 
 MIN_PAYLOAD_BYTES = MAX_FRAME_BYTES + (16 << 10)
@@ -38,12 +38,22 @@ PING_SECONDS, PINGS = 1, 2
 log = Logger()
 
 
-class FleetError(Exception):
+class FleetError(RelaySettingsError):
     """The cluster cannot be used. The text names the reason and the remedy."""
 
 
 class FleetUnreachable(FleetError):
     """No server of the cluster answered in time. Another attempt may succeed."""
+
+
+async def end_task(task: asyncio.Task[None] | None) -> None:
+    """Cancel a task that uses the client, and wait for its end (idempotent).
+
+    The client swallows a cancellation that meets it while it writes, so one may not be enough.
+    """
+    while task is not None and not task.done():
+        task.cancel()
+        await asyncio.wait((task,), timeout=0.2)
 
 
 class NatsConnection:
@@ -101,7 +111,7 @@ class NatsConnection:
         """
         self._refused = asyncio.get_running_loop().create_future()
         self.client = Client()
-        connecting = asyncio.ensure_future(self._connect(self.client))
+        connecting = asyncio.get_running_loop().create_task(self._connect(self.client))
         try:
             await asyncio.wait(
                 {connecting, self._refused}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
@@ -113,8 +123,7 @@ class NatsConnection:
             await connecting
             self._check_server()
         except (OSError, nats.errors.Error, FleetError) as error:
-            connecting.cancel()
-            await asyncio.gather(connecting, return_exceptions=True)
+            await end_task(connecting)
             await self.close()
             if isinstance(error, FleetError):
                 raise

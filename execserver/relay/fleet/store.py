@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,7 +28,7 @@ from execserver.relay.fleet.buckets import (
     BucketSettings,
     Mirror,
 )
-from execserver.relay.fleet.connection import NatsConnection
+from execserver.relay.fleet.connection import NatsConnection, end_task
 from execserver.relay.service.settings import NatsSettings
 from execserver.relay.service.store import (
     Changed,
@@ -92,11 +92,21 @@ class NatsStore:
         self._environment_mirror = Mirror(self._environments, msgspec.json.Decoder(EnvironmentRecord).decode)
         self._status_mirror = Mirror(self._status, msgspec.json.Decoder(ExecutorStatus).decode)
         self._node_mirror = Mirror(self._nodes, msgspec.json.Decoder(NodeRecord).decode)
-        self._mirrors = (self._environment_mirror, self._status_mirror, self._node_mirror)
+        self._buckets = [self._environments, self._grants, self._status, self._nodes]
+        self._mirrors: list[Mirror[Any]] = [
+            self._environment_mirror,
+            self._status_mirror,
+            self._node_mirror,
+        ]
         self._connection = connection
         self._reconnected = asyncio.Event()
         self._health: asyncio.Task[None] | None = None
-        connection.on_reconnect(self._read_again)
+        connection.on_reconnect(self.reconnected)
+
+    def follow(self, bucket: Bucket, mirror: Mirror[Any]) -> None:
+        """Create, follow and check another bucket with the others. Call it before `start`."""
+        self._buckets.append(bucket)
+        self._mirrors.append(mirror)
 
     async def start(self, url: str) -> None:
         """Create what is missing, read everything, and follow it until `close`.
@@ -126,12 +136,11 @@ class NatsStore:
 
     async def close(self) -> None:
         """End, and take this relay off the list (idempotent)."""
-        if self._health is not None:
-            self._health.cancel()
-            await asyncio.gather(self._health, return_exceptions=True)
-            self._health = None
-            if not self.fault:
-                await asyncio.gather(self._nodes.remove(self._record.node, None, 1.0), return_exceptions=True)
+        health, self._health = self._health, None
+        await end_task(health)
+        if health is not None and not self.fault:
+            with contextlib.suppress(StoreUnavailable):
+                await self._nodes.remove(self._record.node, None, 1.0)
         for mirror in self._mirrors:
             await mirror.close()
 
@@ -211,13 +220,14 @@ class NatsStore:
         # While the store is known to be unavailable, requests do not pile up.
         return PATIENCE_SECONDS / 2 if self.fault else ELECTION_SECONDS
 
-    def _read_again(self) -> None:
+    def reconnected(self) -> None:
+        """Read everything again: messages may have been lost."""
         for mirror in self._mirrors:
             mirror.restart()
         self._reconnected.set()
 
     async def _ensure(self) -> None:
-        for bucket in (self._environments, self._grants, self._status, self._nodes):
+        for bucket in self._buckets:
             await bucket.ensure()
 
     async def _try(self) -> None:
@@ -243,7 +253,7 @@ class NatsStore:
                     await self._try()
                 except BucketMissing:  # a single server has lost what was in its memory
                     await self._ensure()
-                    self._read_again()
+                    self.reconnected()
             except StoreUnavailable as error:
                 fault = str(error)
             if fault != self.fault:

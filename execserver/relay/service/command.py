@@ -7,22 +7,33 @@ token, an id, a fingerprint) are the only text on stdout.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from execprotocol.command_line import Parser
 
 if TYPE_CHECKING:
-    from execserver.relay.service.tokens import TokenRecord, TokenStore
+    from execserver.relay.fleet.tokens import FleetTokens
+    from execserver.relay.service.settings import NatsSettings
+    from execserver.relay.service.token_file import TokenStore
+    from execserver.relay.service.tokens import TokenRecord
 
 _DESCRIPTION = "Connect clients to executors behind firewalls, and forward what they encrypt for each other."
 _STATE_HELP = "the relay's folder of tokens and control socket, of mode 0700"
 
+_EXTRAS = {"aiohttp": "relay", "cryptography": "relay", "nats": "fleet", "nkeys": "fleet"}
+"""Packages that may be missing, and the extra that has them."""
+
+_NATS_FLAGS = ("nats", "nats_creds", "nats_ca", "nats_cert", "nats_key", "nats_prefix", "nats_replicas")
+
 Columns = Sequence[tuple[str, ...]]
+
+_Result = TypeVar("_Result")
 
 
 def main(argv: list[str]) -> int:
@@ -38,10 +49,12 @@ def main(argv: list[str]) -> int:
         return run(options)
     except ModuleNotFoundError as error:
         # Only for packages of the extra: a missing module of the project is a bug.
-        if error.name is None or error.name.partition(".")[0] not in ("aiohttp", "cryptography"):
+        package = (error.name or "").partition(".")[0]
+        extra = _EXTRAS.get(package)
+        if extra is None:
             raise
         return _print_error(
-            f"the package {error.name} is missing: `pip install execserver[relay]` installs it"
+            f"the package {package} is missing: `pip install execserver[{extra}]` installs it"
         )
 
 
@@ -49,10 +62,12 @@ def _serve(options: argparse.Namespace) -> int:
     from execserver.relay.service.settings import RelaySettings, RelaySettingsError
 
     values = {
-        name: value for name, value in vars(options).items() if name not in ("run", "command", "parser")
+        name: value
+        for name, value in vars(options).items()
+        if name not in ("run", "command", "parser", *_NATS_FLAGS)
     }
     try:
-        settings = RelaySettings.parse(**values)
+        settings = RelaySettings.parse(**values, nats=_nats(options))
     except RelaySettingsError as error:
         return _print_error(str(error))
     from execserver.relay.service.server import run
@@ -61,56 +76,52 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _token_create(options: argparse.Namespace) -> int:
-    from execserver.relay.service.tokens import TokenError
-
     if not options.environment and not options.pool:
         parser: Parser = options.parser
         parser.error("a token is for an environment or a pool: give --environment ID or --pool NAME")
-    try:
-        _, secret = _store(options, create=True).create(
-            options.role,
-            options.environment,
-            pools=options.pool,
-            expires_in=options.expires_in,
-            note=options.note,
-        )
-    except TokenError as error:
-        return _print_error(str(error))
-    return _print(secret)
+    values = {"pools": options.pool, "expires_in": options.expires_in, "note": options.note}
+
+    async def create(tokens: FleetTokens) -> str:
+        return (await tokens.create(options.role, options.environment, **values))[1]
+
+    def create_in_file(tokens: TokenStore) -> str:
+        return tokens.create(options.role, options.environment, **values)[1]
+
+    return _with_tokens(options, create, create_in_file, _print)
 
 
 def _token_list(options: argparse.Namespace) -> int:
-    from execserver.relay.service.tokens import TokenError
+    async def read(tokens: FleetTokens) -> Sequence[TokenRecord]:
+        return tokens.tokens
 
-    try:
-        tokens = _store(options).tokens
-    except TokenError as error:
-        return _print_error(str(error))
-    if options.json:
-        return _print(json.dumps([_token_row(each) for each in tokens]))
-    rows = [
-        (
-            each.id,
-            each.role,
-            ",".join(each.environments) or "-",
-            ",".join(each.pools) or "-",
-            _date(each.created),
-            "never" if each.expires is None else _date(each.expires),
-            each.note,
-        )
-        for each in tokens
-    ]
-    return _table(("ID", "ROLE", "ENVIRONMENTS", "POOLS", "CREATED", "EXPIRES", "NOTE"), rows)
+    def show(tokens: Sequence[TokenRecord]) -> int:
+        if options.json:
+            return _print(json.dumps([_token_row(each) for each in tokens]))
+        rows = [
+            (
+                each.id,
+                each.role,
+                ",".join(each.environments) or "-",
+                ",".join(each.pools) or "-",
+                _date(each.created),
+                "never" if each.expires is None else _date(each.expires),
+                each.note,
+            )
+            for each in tokens
+        ]
+        return _table(("ID", "ROLE", "ENVIRONMENTS", "POOLS", "CREATED", "EXPIRES", "NOTE"), rows)
+
+    return _with_tokens(options, read, lambda tokens: tokens.tokens, show)
 
 
 def _token_revoke(options: argparse.Namespace) -> int:
-    from execserver.relay.service.tokens import TokenError
+    async def revoke(tokens: FleetTokens) -> None:
+        await tokens.revoke(options.id)
 
-    try:
-        _store(options).revoke(options.id)
-    except TokenError as error:
-        return _print_error(str(error))
-    return 0
+    def revoke_in_file(tokens: TokenStore) -> None:
+        tokens.revoke(options.id)
+
+    return _with_tokens(options, revoke, revoke_in_file, lambda _: 0)
 
 
 def _environments(options: argparse.Namespace) -> int:
@@ -151,10 +162,53 @@ def _key(options: argparse.Namespace) -> int:
         return _print_error(str(error))
 
 
-def _store(options: argparse.Namespace, *, create: bool = False) -> TokenStore:
-    from execserver.relay.service.tokens import TokenStore
+def _with_tokens(
+    options: argparse.Namespace,
+    in_fleet: Callable[[FleetTokens], Awaitable[_Result]],
+    in_file: Callable[[TokenStore], _Result],
+    show: Callable[[_Result], int],
+) -> int:
+    """Do something with the tokens that the flags name, and show the result."""
+    from execserver.relay.service.settings import RelaySettingsError
+    from execserver.relay.service.store import StoreUnavailable
+    from execserver.relay.service.token_file import TokenStore
+    from execserver.relay.service.tokens import TokenError
 
-    return TokenStore(Path(options.state_dir).absolute(), create=create)
+    try:
+        settings = _nats(options)
+        if settings is None:
+            folder = Path(options.state_dir).absolute()
+            result = in_file(TokenStore(folder, create=options.run is _token_create))
+        else:
+            result = _in_fleet(settings, in_fleet)
+    except (RelaySettingsError, StoreUnavailable, TokenError) as error:
+        return _print_error(str(error))
+    return show(result)
+
+
+def _in_fleet(settings: NatsSettings, do: Callable[[FleetTokens], Awaitable[_Result]]) -> _Result:
+    from execserver.relay.fleet.fleet import open_tokens
+    from execserver.telemetry import logs
+
+    logs.configure("error", "auto")
+
+    async def run() -> _Result:
+        async with open_tokens(settings) as tokens:
+            return await do(tokens)
+
+    return asyncio.run(run())
+
+
+def _nats(options: argparse.Namespace) -> NatsSettings | None:
+    """The cluster that the flags name; None: they name none. Raises RelaySettingsError."""
+    from execserver.relay.service.settings import NatsSettings
+
+    given = {
+        name.removeprefix("nats_"): value
+        for name in _NATS_FLAGS[1:]
+        if (value := getattr(options, name)) is not None
+    }
+    return NatsSettings.parse(options.nats, **given) if options.nats is not None or given else None
 
 
 def _token_row(token: TokenRecord) -> dict[str, object]:
@@ -259,6 +313,7 @@ def _add_serve(parser: Parser) -> None:
         metavar="URL",
         help="also serve the metrics at http://IP:PORT/metrics, without credentials",
     )
+    _add_nats(parser, parser, "share executors, clients and tokens with all relays at this NATS cluster")
     parser.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="(default: info)"
     )
@@ -273,7 +328,7 @@ def _add_serve(parser: Parser) -> None:
 
 def _add_token(actions: argparse._SubParsersAction[Parser]) -> None:
     create = actions.add_parser("create", help="create a token and print it")
-    _add_state_dir(create)
+    _add_tokens_of(create)
     create.add_argument("--role", required=True, choices=("executor", "client"))
     create.add_argument(
         "--environment",
@@ -295,13 +350,50 @@ def _add_token(actions: argparse._SubParsersAction[Parser]) -> None:
     create.add_argument("--note", default="", metavar="TEXT", help="shown by `token list`")
     create.set_defaults(run=_token_create)
     listing = actions.add_parser("list", help="list tokens; the tokens themselves are not stored")
-    _add_state_dir(listing)
+    _add_tokens_of(listing)
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=_token_list)
     revoke = actions.add_parser("revoke", help="revoke a token, and end the sockets that depend on it")
     revoke.add_argument("id", metavar="ID", help="the id that `token list` shows")
-    _add_state_dir(revoke)
+    _add_tokens_of(revoke)
     revoke.set_defaults(run=_token_revoke)
+
+
+def _add_tokens_of(parser: Parser) -> None:
+    either = parser.add_mutually_exclusive_group(required=True)
+    either.add_argument("--state-dir", metavar="DIR", help=_STATE_HELP)
+    _add_nats(parser, either, "the NATS cluster of a fleet, instead of the folder of one relay")
+
+
+def _add_nats(parser: Parser, group: argparse._ActionsContainer, purpose: str) -> None:
+    group.add_argument(
+        "--nats",
+        metavar="URL[,URL…]",
+        help=f"{purpose}; nats://HOST:PORT or tls://HOST:PORT",
+    )
+    parser.add_argument(
+        "--nats-creds",
+        metavar="FILE",
+        help="a credentials file of NATS (.creds), or a line with an nkey seed, USER:PASSWORD or a token",
+    )
+    parser.add_argument(
+        "--nats-ca",
+        metavar="FILE",
+        help="the authorities of the servers' certificates (default: the system's)",
+    )
+    parser.add_argument("--nats-cert", metavar="FILE", help="a certificate, if the servers ask for one")
+    parser.add_argument("--nats-key", metavar="FILE", help="its private key")
+    parser.add_argument(
+        "--nats-prefix",
+        metavar="NAME",
+        help="of subjects and buckets; fleets with different ones may share a cluster (default: execserver)",
+    )
+    parser.add_argument(
+        "--nats-replicas",
+        type=int,
+        metavar="N",
+        help="how many servers keep each record (default: 3 in a cluster, 1 at a single server)",
+    )
 
 
 def _add_state_dir(parser: Parser) -> None:

@@ -42,7 +42,7 @@ from execserver.relay.service.registry import (
 from execserver.relay.service.registry_http import DRAINING, bearer_of
 from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.sockets import HIGH_BYTES, WebSocketPeer, new_socket
-from execserver.relay.service.tokens import TokenStore
+from execserver.relay.service.tokens import Tokens
 from execserver.telemetry.logs import Logger
 from execserver.transports.websocket import CONTINUED, FIRST_TEXT, LAST, header
 
@@ -81,7 +81,7 @@ class PlainWebSocket:
         environments: Collection[str],
         keys: KeyPair,
         registry: RelayRegistry,
-        tokens: TokenStore,
+        tokens: Tokens,
         rendezvous: Rendezvous,
         admitted: MutableMapping[Harness, RelayPeer],
         is_draining: Callable[[], bool],

@@ -35,7 +35,7 @@ from execserver.relay.service.pools import PoolFull, PoolOffline, StaleRegistrat
 from execserver.relay.service.registry import EnvironmentTaken, ExecutorOffline, RelayRegistry, TooManyTickets
 from execserver.relay.service.settings import is_host
 from execserver.relay.service.store import StoreUnavailable
-from execserver.relay.service.tokens import Role, TokenRecord, TokenStore
+from execserver.relay.service.tokens import Role, TokenRecord, Tokens
 from execserver.telemetry.logs import Logger
 
 BODY_SECONDS = 10.0
@@ -96,7 +96,7 @@ class RegistryHttp:
     """
 
     def __init__(
-        self, registry: RelayRegistry, tokens: TokenStore, urls: PublicUrls, is_draining: Callable[[], bool]
+        self, registry: RelayRegistry, tokens: Tokens, urls: PublicUrls, is_draining: Callable[[], bool]
     ) -> None:
         self._registry = registry
         self._tokens = tokens

@@ -21,6 +21,7 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import uvloop
 from aiohttp import web
@@ -28,7 +29,7 @@ from aiohttp import web
 from execprotocol.relay.contract import MAX_BODY_BYTES
 from execserver.memory import reuse_buffers, widen_descriptor_table
 from execserver.relay.service import control_socket
-from execserver.relay.service.bus import MemoryBus
+from execserver.relay.service.bus import Bus, MemoryBus
 from execserver.relay.service.errors import Guard, library_log
 from execserver.relay.service.listening import (
     BACKLOG,
@@ -44,11 +45,16 @@ from execserver.relay.service.registry import RelayRegistry
 from execserver.relay.service.registry_http import PublicUrls, RegistryHttp
 from execserver.relay.service.rendezvous import RESTART, Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
-from execserver.relay.service.settings import RelaySettings, StateDir, StateDirError
-from execserver.relay.service.tokens import TokenError, TokenStore
+from execserver.relay.service.settings import RelaySettings, RelaySettingsError, StateDir, StateDirError
+from execserver.relay.service.store import RegistryStore
+from execserver.relay.service.token_file import TokenStore
+from execserver.relay.service.tokens import TokenError, Tokens
 from execserver.supervisor.notify import ServiceManager
 from execserver.telemetry import logs
 from execserver.telemetry.logs import Logger
+
+if TYPE_CHECKING:
+    from execserver.relay.fleet.fleet import Fleet
 
 MAX_HEAD_LINE_BYTES, MAX_HEADERS = 4096, 48
 """Limits of a request head: the longest line, and the number of headers."""
@@ -58,6 +64,9 @@ REQUEST_SECONDS = 30
 
 DRAIN_SECONDS = 4.0
 """How long sockets may take to end. With everything else, the process ends within 5 s."""
+
+LEAVE_SECONDS = 0.8
+"""How long the end of the connections to a fleet may take."""
 
 TOKENS_SECONDS = 0.5
 """Interval of the check for revoked and expired tokens, which ends their sockets."""
@@ -83,7 +92,7 @@ def run(settings: RelaySettings) -> int:
     writer = logs.configure(settings.log_level, settings.log_format)
     try:
         return uvloop.run(RelayServer(settings, state).serve())
-    except (RelayListenError, TokenError) as error:
+    except (RelayListenError, RelaySettingsError, TokenError) as error:
         return _print_error(error)
     finally:
         writer.flush(1.0)
@@ -104,7 +113,8 @@ class RelayServer:
     def __init__(self, settings: RelaySettings, state: StateDir) -> None:
         self._settings = settings
         self._state = state
-        self._tokens = TokenStore(state.path)
+        self._fleet = _fleet(settings)
+        self._tokens: Tokens = TokenStore(state.path) if self._fleet is None else self._fleet.tokens
         self._token_fault = ""
         # Closed for the check of tokens: strangers may take every other descriptor.
         self._reserved = _reserve_descriptor()
@@ -112,8 +122,10 @@ class RelayServer:
         self._stop = asyncio.Event()
         self._manager = ServiceManager(os.environ)
         self._tls = tls_context(settings)
-        self._bus = MemoryBus()
-        self._registry = RelayRegistry(MemoryStore(), self._bus, time.time, self._tokens.is_valid)
+        self._bus: Bus = MemoryBus() if self._fleet is None else self._fleet.bus
+        store: RegistryStore = MemoryStore() if self._fleet is None else self._fleet.store
+        self._registry = RelayRegistry(store, self._bus, time.time, self._tokens.is_valid)
+        self._failure: BaseException | None = None
         self._guard = Guard()
         self._runners: list[web.AppRunner] = []
 
@@ -122,11 +134,14 @@ class RelayServer:
 
         Raises:
             RelayListenError: a listener cannot be bound.
+            RelaySettingsError: the NATS cluster refuses this relay.
         """
         loop = asyncio.get_running_loop()
         self._rendezvous = Rendezvous(self._bus, time.monotonic, loop.call_later)
         self._sockets = RendezvousHttp(self._registry, self._rendezvous, self._is_draining)
         try:
+            if self._fleet is not None:
+                await self._fleet.reach()
             url = await self._listen()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop_signalled, number)
@@ -136,6 +151,8 @@ class RelayServer:
                 loop.create_task(self._repeat(TOKENS_SECONDS, self._registry.settle)),
                 loop.create_task(self._repeat(SWEEP_SECONDS, self._registry.sweep)),
             ]
+            if self._fleet is not None:
+                chores.append(loop.create_task(self._take_part(self._fleet, url)))
             if self._manager.beat_seconds is not None:
                 chores.append(loop.create_task(self._repeat(self._manager.beat_seconds, self._beat)))
             gc.collect()
@@ -153,8 +170,13 @@ class RelayServer:
         finally:
             for runner in self._runners:
                 await runner.cleanup()
+            if self._fleet is not None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._fleet.close(), LEAVE_SECONDS)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(control_socket.SOCKET_NAME, dir_fd=self._state.descriptor)
+        if self._failure is not None:
+            raise self._failure
         log.info("relay ended")
         return 0
 
@@ -269,12 +291,23 @@ class RelayServer:
         if ended:
             self._sockets.end(self._registry.revoked(ended))
 
+    async def _take_part(self, fleet: Fleet, url: str) -> None:
+        try:
+            await fleet.run(url)
+        except Exception as error:
+            # The cluster refuses this relay, which came to light only now. A service manager starts it again.
+            self._failure = error
+            self._draining = True
+            self._stop.set()
+
     def _beat(self) -> None:
         self._manager.beat()
 
     def _fault(self) -> str:
         """Why the relay admits no peers now; empty: it does."""
-        return "the relay is about to end" if self._draining else ""
+        if self._draining:
+            return "the relay is about to end"
+        return self._fleet.fault if self._fleet is not None else ""
 
     # -- signals
 
@@ -310,6 +343,15 @@ class RelayServer:
         # Sockets end in several places; none of them has to notify this one.
         while (self._sockets.executors or self._sockets.harnesses) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+
+
+def _fleet(settings: RelaySettings) -> Fleet | None:
+    """The share in the fleet of `--nats`. Raises RelaySettingsError."""
+    if settings.nats is None:
+        return None
+    from execserver.relay.fleet.fleet import Fleet
+
+    return Fleet(settings.nats)
 
 
 def _reserve_descriptor() -> int | None:

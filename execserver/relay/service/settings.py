@@ -84,7 +84,7 @@ class NatsSettings:
     @classmethod
     def parse(
         cls,
-        servers: str,
+        servers: str | None,
         *,
         creds: str | None = None,
         ca: str | None = None,
@@ -95,9 +95,20 @@ class NatsSettings:
     ) -> NatsSettings:
         """Parse the values of the flags `--nats…`.
 
+        Args:
+            servers: of `--nats`; None: it is missing.
+            creds: of `--nats-creds`; and so on.
+            ca: a path.
+            cert: a path.
+            key: a path.
+            prefix: letters, digits, - and _.
+            replicas: 1, 3 or 5.
+
         Raises:
             RelaySettingsError: names the flag, the fault and the remedy.
         """
+        if servers is None:
+            raise RelaySettingsError("the flags --nats-… are for --nats URL")
         urls = tuple(_nats_url(each.strip()) for each in servers.split(","))
         if len({each.partition(":")[0] for each in urls}) > 1:
             raise RelaySettingsError("--nats: all servers must have the same scheme, nats:// or tls://")
@@ -127,6 +138,7 @@ class RelaySettings:
             empty: by the `Host` header of each request.
         plain_environments: environments with a plain WebSocket (`--plain-door`).
         metrics: the address of the metrics besides the control socket; None: no other.
+        nats: the cluster that this relay shares with others; None: it shares nothing.
     """
 
     listen: ListenAddress
@@ -138,6 +150,7 @@ class RelaySettings:
     metrics: ListenAddress | None = None
     log_level: str = "info"
     log_format: str = "auto"
+    nats: NatsSettings | None = None
 
     def __post_init__(self) -> None:
         """Refuse combinations that cannot be used.
@@ -170,6 +183,7 @@ class RelaySettings:
         metrics_listen: str | None = None,
         log_level: str = "info",
         log_format: str = "auto",
+        nats: NatsSettings | None = None,
     ) -> RelaySettings:
         """Parse the values of the flags.
 
@@ -197,6 +211,7 @@ class RelaySettings:
             metrics=metrics,
             log_level=log_level,
             log_format=log_format,
+            nats=nats,
         )
 
 

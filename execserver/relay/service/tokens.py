@@ -1,47 +1,28 @@
-"""The relay's bearer tokens, each for one role in some environments, in a file of the state folder.
+"""The relay's bearer tokens, each for one role in some environments or pools: what they are and allow.
 
-- A token is shown once, when it is created. The file has its SHA-256 only.
-- The file is written under another name and renamed, under a lock: a reader sees all or nothing of a change,
-  and concurrent changes lose nothing.
-- An invalid file is an error. It is never taken for an empty one, nor overwritten.
-
-    {"version": 1, "tokens": [{"id", "sha256", "role", "environments", "created", "expires", "note"}, …]}
-
-A token for pools also has `pools`.
+A token is shown once, when it is created. Only its SHA-256 is kept: in a file (`token_file.py`), or in a
+bucket of the fleet (`fleet/tokens.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
-import json
 import math
-import os
 import re
 import secrets
-import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
 from execprotocol.relay.contract import ContractError, check_environment_id
 from execprotocol.relay.pools import check_pool_name, pool_of
-from execprotocol.trust import UntrustedError, check_way
-from execserver.private_folder import FolderError, lock, open_private
-
-FILE_NAME, LOCK_NAME = "tokens.json", "tokens.lock"
-VERSION = 1
 
 PREFIX = "xrt_"
 """Lets secret scanners find a token that leaked into a log or a repository."""
 
 TOKEN_BYTES = 32
-
-LOCK_SECONDS = 5.0
-"""The lock is held for milliseconds; a program that holds it longer is stuck."""
 
 Role = Literal["executor", "client"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -55,8 +36,6 @@ _MEMBERS = ("id", "sha256", "role", "environments", "created", "expires", "note"
 _POOLS = "pools"
 """The member that only tokens for pools have, so that an earlier relay can read a file without them."""
 
-_Signature = tuple[int, int, int, int]
-
 
 class TokenRecordError(Exception):
     """A token has an invalid value. The message names the member."""
@@ -64,10 +43,6 @@ class TokenRecordError(Exception):
 
 class TokenError(Exception):
     """A request of the user cannot be carried out. The text is for the user."""
-
-
-class TokenFileError(TokenError):
-    """The token file or its folder is invalid."""
 
 
 class TokenRefused(Exception):
@@ -148,103 +123,27 @@ class TokenRecord:
         )
 
 
-class TokenStore:
-    """The tokens of one state folder, as the file has them now.
+class Tokens:
+    """The tokens that a relay knows, and what they allow. A subclass keeps them.
 
     Args:
-        folder: the state folder, owned by this user, of mode 0700.
-        create: whether a missing folder is created.
         clock: seconds since 1970.
-
-    Raises:
-        TokenFileError: the folder or the file is invalid.
     """
 
-    def __init__(self, folder: Path, *, create: bool = False, clock: Callable[[], float] = time.time) -> None:
-        self._folder = Path(os.path.abspath(folder))
-        self._path = self._folder / FILE_NAME
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._tokens: tuple[TokenRecord, ...] = ()
         self._by_hash: dict[bytes, TokenRecord] = {}
-        self._signature: _Signature | None = None  # of the file that was read last
         self.fault = ""
-        """Why the file is invalid; empty if it is valid. The tokens of the last valid file stay in force."""
-        if not create and not self._folder.is_dir():
-            raise TokenFileError(f"there is no state folder {self._folder}")
-        try:
-            check_way(os.path.abspath(self._folder))
-            os.close(open_private(str(self._folder)))
-        except (FolderError, UntrustedError) as error:
-            raise TokenFileError(str(error)) from None
-        self._load()
+        """Why the kept tokens cannot be read; empty if they can. Those of before stay in force."""
 
     @property
     def tokens(self) -> tuple[TokenRecord, ...]:
         """All tokens in the order of creation, expired ones included."""
         return self._tokens
 
-    def create(
-        self,
-        role: str,
-        environments: Sequence[str],
-        *,
-        pools: Sequence[str] = (),
-        expires_in: float | None = None,
-        note: str = "",
-    ) -> tuple[TokenRecord, str]:
-        """Create a token.
-
-        Args:
-            role: "executor" or "client".
-            environments: the ids of its environments.
-            pools: the names of its pools. With the environments, one or more.
-            expires_in: seconds; None: the token does not expire.
-            note: one line for people.
-
-        Returns:
-            The record, and the token itself, which is not stored.
-
-        Raises:
-            TokenError: a value or the file is invalid.
-        """
-        now = self._clock()
-        if expires_in is not None and not (math.isfinite(expires_in) and expires_in > 0):
-            raise TokenError(f"a token must expire in more than 0 seconds, not {expires_in}")
-        try:
-            checked = _check_role(role), _check_environments(environments, least=0 if pools else 1)
-            line, named = _check_note(note), _check_pools(pools)
-            for each in checked[1]:
-                if pool_of(each) is not None:
-                    raise TokenRecordError(
-                        f"`environments`: {each} is a pool's member; name its pool instead"
-                    )
-        except TokenRecordError as error:
-            raise TokenError(str(error)) from None
-        secret = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
-        with self._locked():
-            taken = {token.id for token in self._tokens}
-            token_id = secrets.token_hex(4)
-            while token_id in taken:
-                token_id = secrets.token_hex(4)
-            expires = None if expires_in is None else math.ceil(now + expires_in)
-            token = TokenRecord(
-                token_id, secret_digest(secret).hex(), *checked, int(now), expires, line, named
-            )
-            self._save((*self._tokens, token))
-        return token, secret
-
-    def revoke(self, token_id: str) -> TokenRecord:
-        """Remove a token from the file.
-
-        Raises:
-            TokenError: there is no token with that id, or the file is invalid.
-        """
-        with self._locked():
-            for token in self._tokens:
-                if token.id == token_id:
-                    self._save(tuple(each for each in self._tokens if each is not token))
-                    return token
-        raise TokenError(f"there is no token {token_id!r} in {self._path}; `token list` shows their ids")
+    def refresh(self) -> None:
+        """Take over changes that other processes have made. If they cannot be read, `fault` says why."""
 
     def check(self, presented: str | None, role: Role, environment_id: str) -> TokenRecord:
         """Check that a token allows a role in an environment now.
@@ -293,129 +192,50 @@ class TokenStore:
         """Whether a token was not revoked and has not expired."""
         return not self.ended((token_id,))
 
-    def refresh(self) -> None:
-        """Read the file again if it has changed. If it is invalid, `fault` says why."""
-        try:
-            self._load()
-        except TokenFileError as error:
-            self.fault = str(error)
-        else:
-            self.fault = ""
-
-    def _load(self) -> None:
-        """Load the file, if it has changed.
-
-        Raises:
-            TokenFileError: the file is invalid.
-        """
-        try:
-            # O_NONBLOCK: opening a pipe must not wait for a writer.
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
-            self._take((), None)
-            return
-        except OSError as error:
-            raise TokenFileError(f"cannot read {self._path}: {error.strerror}") from None
-        try:
-            status = os.fstat(descriptor)
-            signature = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
-            self._check_status(status)  # first: `open` would fail for a folder
-            if signature != self._signature:
-                with open(descriptor, "rb", closefd=False) as file:
-                    content = file.read()
-                self._take(self._parse(content), signature)
-        except OSError as error:
-            raise TokenFileError(f"cannot read {self._path}: {error.strerror}") from None
-        finally:
-            os.close(descriptor)
-
-    def _check_status(self, status: os.stat_result) -> None:
-        if not stat.S_ISREG(status.st_mode):
-            raise TokenFileError(f"{self._path} is no file; remove it")
-        if status.st_uid != os.geteuid():
-            raise TokenFileError(
-                f"{self._path} belongs to uid {status.st_uid}, not to this user ({os.geteuid()})"
-            )
-        mode = stat.S_IMODE(status.st_mode)
-        if mode & 0o077:
-            raise TokenFileError(f"{self._path} has mode {mode:04o}, open to others; chmod it to 0600")
-
-    def _take(self, tokens: tuple[TokenRecord, ...], signature: _Signature | None) -> None:
+    def _take(self, tokens: tuple[TokenRecord, ...]) -> None:
         self._tokens = tokens
         self._by_hash = {bytes.fromhex(token.sha256): token for token in tokens}
-        self._signature = signature
 
-    def _parse(self, content: bytes) -> tuple[TokenRecord, ...]:
-        way_out = "restore it from a backup, or remove it to begin without tokens"
-        try:
-            whole = json.loads(content)
-        except (ValueError, RecursionError):
-            raise TokenFileError(f"{self._path} is no JSON, perhaps cut off; {way_out}") from None
-        if not isinstance(whole, dict) or not isinstance(whole.get("tokens"), list):
-            raise TokenFileError(f"{self._path} must be an object with a list `tokens`; {way_out}")
-        if whole.get("version") != VERSION:
-            raise TokenFileError(f"{self._path}: `version` must be {VERSION}, the only supported one")
-        tokens = []
-        for index, entry in enumerate(whole["tokens"]):
-            try:
-                tokens.append(TokenRecord.from_json(entry))
-            except TokenRecordError as error:
-                raise TokenFileError(f"{self._path}: tokens[{index}]: {error}; {way_out}") from None
-        if len({token.id for token in tokens}) < len(tokens):
-            raise TokenFileError(f"{self._path} has two tokens with the same id; {way_out}")
-        return tuple(tokens)
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the lock, with the newest tokens loaded."""
-        path = self._folder / LOCK_NAME
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise TokenFileError(f"cannot lock {path}: {error.strerror}") from None
-        try:
-            deadline = time.monotonic() + LOCK_SECONDS
-            while not lock(descriptor):
-                if time.monotonic() >= deadline:
-                    raise TokenFileError(
-                        f"{path} has been locked by another program for {LOCK_SECONDS:.0f} s"
-                    )
-                time.sleep(0.005)  # flock offers no wait with a limit
-            self._load()
-            yield
-        finally:
-            os.close(descriptor)
+def new_token(
+    role: str,
+    environments: Sequence[str],
+    *,
+    pools: Sequence[str] = (),
+    expires_in: float | None = None,
+    note: str = "",
+    now: float,
+) -> tuple[TokenRecord, str]:
+    """Make a token, which has to be kept.
 
-    def _save(self, tokens: tuple[TokenRecord, ...]) -> None:
-        """Replace the file. If that fails, the old file stays. The lock is held."""
-        content = json.dumps({"version": VERSION, "tokens": [token.to_json() for token in tokens]}, indent=1)
-        new = self._folder / f"{FILE_NAME}.new"
-        try:
-            descriptor = os.open(
-                new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-            )
-            with open(descriptor, "w") as file:
-                os.fchmod(descriptor, 0o600)  # a file left by a crash may have another mode
-                file.write(content + "\n")
-                file.flush()
-                self._make_newer(descriptor)
-                os.fsync(descriptor)
-            os.rename(new, self._path)
-            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        except OSError as error:
-            raise TokenFileError(f"cannot write {self._path}: {error.strerror}") from None
-        self._load()
+    Args:
+        role: "executor" or "client".
+        environments: the ids of its environments.
+        pools: the names of its pools. With the environments, one or more.
+        expires_in: seconds; None: the token does not expire.
+        note: one line for people.
+        now: seconds since 1970.
 
-    def _make_newer(self, descriptor: int) -> None:
-        # Otherwise two changes within one tick of the file system's clock may have the same signature: the
-        # third file may get the inode of the first.
-        if self._signature is not None:
-            moment = max(os.fstat(descriptor).st_mtime_ns, self._signature[2] + 1)
-            os.utime(descriptor, ns=(moment, moment))
+    Returns:
+        The record, and the token itself, which must not be stored.
+
+    Raises:
+        TokenError: a value is invalid.
+    """
+    if expires_in is not None and not (math.isfinite(expires_in) and expires_in > 0):
+        raise TokenError(f"a token must expire in more than 0 seconds, not {expires_in}")
+    try:
+        checked = _check_role(role), _check_environments(environments, least=0 if pools else 1)
+        line, named = _check_note(note), _check_pools(pools)
+        for each in checked[1]:
+            if pool_of(each) is not None:
+                raise TokenRecordError(f"`environments`: {each} is a pool's member; name its pool instead")
+    except TokenRecordError as error:
+        raise TokenError(str(error)) from None
+    secret = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+    expires = None if expires_in is None else math.ceil(now + expires_in)
+    digest = secret_digest(secret).hex()
+    return TokenRecord(secrets.token_hex(4), digest, *checked, int(now), expires, line, named), secret
 
 
 def secret_digest(secret: str) -> bytes:

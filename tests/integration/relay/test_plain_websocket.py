@@ -30,7 +30,7 @@ from execserver.relay.service.plain_websocket import PlainWebSocket
 from execserver.relay.service.queues import Limits, RelayPeer
 from execserver.relay.service.registry import Harness, RelayRegistry
 from execserver.relay.service.rendezvous import Rendezvous
-from execserver.relay.service.tokens import TokenStore
+from execserver.relay.service.token_file import TokenStore
 from tests.support.relay_service import RelayService, environment
 from tests.support.wire import PATIENCE, UpgradeRefusedError, connect_ws, decode
 

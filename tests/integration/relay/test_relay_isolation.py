@@ -149,7 +149,7 @@ async def house(folder: Path, count: int) -> AsyncIterator[Landlord]:
             crossed = await stack.enter_async_context(nats_recorded(servers.url))
             flags = ("--nats", servers.url)
         states = [folder / f"state{number}" for number in range(count)]
-        relays = [stack.enter_context(RelayService(state, *flags, start=False)) for state in states]
+        relays = [stack.enter_context(RelayService(state, nats=flags, start=False)) for state in states]
         await asyncio.gather(*(asyncio.to_thread(relay.start) for relay in relays))
         yield Landlord(relays, crossed, stored)
 

@@ -24,7 +24,7 @@ from execserver.relay.service.store import (
     PoolMember,
     Registration,
 )
-from execserver.relay.service.tokens import TokenStore
+from execserver.relay.service.token_file import TokenStore
 from execserver.telemetry.definitions import DEFINITIONS
 from execserver.telemetry.measures import RequestCounts
 from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS, RelayNumbers

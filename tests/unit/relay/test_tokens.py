@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from execserver.relay.service.tokens import Role, TokenError, TokenFileError, TokenRefused, TokenStore
+from execserver.relay.service.token_file import TokenFileError, TokenStore
+from execserver.relay.service.tokens import Role, TokenError, TokenRefused
 
 
 class Clock:
