@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.fleet_stage import CounterSession, Fleet, counting, fleet, processes_of
-from tests.faults.service import Service, eventually
+from tests.faults.service import eventually
 from tests.faults.sizes import LONG, Report
 
 POOLS = {"alpha": 10, "beta": 10} if LONG else {"alpha": 2, "beta": 1}

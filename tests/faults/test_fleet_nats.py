@@ -104,11 +104,10 @@ async def unready(stage: Fleet, reason: str) -> None:
     """Wait until every relay says that it is not ready, and why, on its page and in its log."""
     deadline = time.monotonic() + RECOVERY_SECONDS
     for relay in stage.relays:
-        while (answer := await asyncio.to_thread(relay.readiness))[0] == 200:
+        while not (fault := await asyncio.to_thread(relay.fault)):
             assert time.monotonic() < deadline, "it is ready"
             await asyncio.sleep(0.1)
-        assert answer[0] == 503
-        assert re.search(reason, answer[1]), answer
+        assert re.search(reason, fault), fault
         assert re.search(reason, relay.log), relay.log[-3000:]
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.client
 import json
 import os
 import secrets
@@ -255,17 +254,6 @@ class RelayService:
         rows: list[dict[str, Any]] = json.loads(result.stdout)
         return rows
 
-    def readiness(self) -> tuple[int, str]:
-        """The status and the text of the readiness page."""
-        parts = urlsplit(self.url)
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE)
-        try:
-            connection.request("GET", f"{parts.path}/readyz")
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        finally:
-            connection.close()
-
     def metrics(self) -> dict[str, float]:
         """Every sample of the metrics page on the control socket."""
         samples = {}
@@ -274,13 +262,6 @@ class RelayService:
                 name, _, value = line.rpartition(" ")
                 samples[name] = float(value)
         return samples
-
-    def wait_ready(self, timeout: float = PATIENCE) -> None:
-        """Wait until its readiness page says so."""
-        deadline = time.monotonic() + timeout
-        while (answer := self.readiness()) != (200, "ready\n"):
-            assert time.monotonic() < deadline, f"it is not ready: {answer}"
-            time.sleep(0.05)
 
     def wait_online(self, environment: str, timeout: float = PATIENCE) -> None:
         """Wait until an executor's socket is there for an environment."""
