@@ -17,6 +17,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from pathlib import Path
 from typing import Any
 
+import nats
+import nats.errors
 import pytest
 import pytest_asyncio
 
@@ -29,7 +31,7 @@ from tests.support.relay_service import wait_until
 RECOVERY_SECONDS = 10.0
 """How long a relay may need until it is ready again, from when NATS is."""
 PAUSE = 0.1
-BURST_BYTES = 32 << 20
+BURST_BYTES = 48 << 20
 """More than what fits a socket and `max_pending`, and less than what an executor keeps of a process."""
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
@@ -152,11 +154,16 @@ async def test_a_full_disk_of_nats_is_told_and_streams_go_on(folder: Path) -> No
         options: dict[str, Any] = {"stores": [folder / "disk" / "store"], "launcher": launcher}
         stage = await stack.enter_async_context(fleet(folder, relays=2, count=1, **options))
         await stage.add_executors("pool", 1, stage.relays[0].url)
+        client = await nats.connect(stage.nats.url)
+        stack.push_async_callback(client.close)
+        other = await client.jetstream().create_key_value(bucket="other")
         async with sessions(stage) as (near, far):
             filler = outside / "filler"
             with filler.open("wb", buffering=0) as file, suppress(OSError):
                 while True:
                     file.write(bytes(1 << 16))
+            with suppress(nats.errors.Error):  # takes what is left of a block
+                await other.put("key", bytes(8192))
             await unready(stage, "NATS")
             await asyncio.gather(near.advance(5, steps=10), far.advance(5, steps=10))
             filler.unlink()
@@ -168,7 +175,7 @@ async def test_a_full_disk_of_nats_is_told_and_streams_go_on(folder: Path) -> No
 async def test_a_relay_that_nats_drops_as_a_slow_consumer_recovers(folder: Path) -> None:
     content = folder / "counters"
     content.write_bytes(counters.stretch(0, BURST_BYTES))
-    async with fleet(folder, relays=2, count=1, settings="max_pending: 1MB") as stage:
+    async with fleet(folder, relays=2, count=1, settings="max_pending: 8MB") as stage:
         await stage.add_executors("pool", 1, stage.relays[0].url)
         relay = stage.relays[1]
         async with sessions(stage), await stage.connect("pool", relay.url) as far:

@@ -52,6 +52,7 @@ _NO_ANSWER = (
     nats.js.errors.ServiceUnavailableError,
     nats.errors.TimeoutError,
 )
+_NO_LEADER = (_IN_PROCESS, _SYSTEM_UNAVAILABLE)  # or none that reaches a majority
 _NO_ROOM = (10023, 10028, 10047)
 
 log = Logger()
@@ -260,7 +261,7 @@ class Bucket:
             reason += (
                 ": the disk of NATS servers is full, or their limits `max_file` or `max_mem` are reached"
             )
-        elif code is None and isinstance(error, _NO_ANSWER):
+        elif code in _NO_LEADER or (code is None and isinstance(error, _NO_ANSWER)):
             reason = (
                 "no NATS server answers for it: more than half of its servers must run, with JetStream and "
                 "room on the disk; after the loss of one, they take up to 10 s to choose a leader"
