@@ -25,7 +25,7 @@ from execprotocol.relay import frames
 from execprotocol.relay.dial import FrameSocket, dial
 from execprotocol.relay.keys import KeyPair
 from execprotocol.relay.registry_client import RegistryClient
-from execserver.relay.service.tokens import TokenStore
+from execserver.relay.service.token_file import TokenStore
 from tests.support.relay_service import RelayService, wait_until
 
 AT_ONCE = 16

@@ -79,7 +79,7 @@ class Result:
         if not values:
             return "-"
         added = None if side == "direct" or self.row.unit not in ("µs", "ms") else self.added(side)
-        more = "" if added is None else f" (+{report.number(added)})"
+        more = "" if added is None else f" ({'+' if added >= 0 else '-'}{report.number(abs(added))})"
         return report.number(statistics.median(values)) + more
 
 

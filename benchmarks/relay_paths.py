@@ -92,7 +92,8 @@ def paths(scratch: Path) -> Iterator[dict[Side, TrafficPath]]:
         relay = stack.enter_context(RelayService(scratch / "relay"))
         nats = stack.enter_context(NatsServers(scratch / "nats"))
         near, far = (
-            stack.enter_context(RelayService(scratch / name, "--nats", nats.url)) for name in ("near", "far")
+            stack.enter_context(RelayService(scratch / name, nats=("--nats", nats.url)))
+            for name in ("near", "far")
         )
         direct = Way(listener.first_line(), None, listener.pid, ())
         yield {

@@ -196,7 +196,9 @@ async def run(scale: Scale, folder: Path) -> list[Cost]:
     with ExitStack() as stack:
         nats = stack.enter_context(NatsServers(folder / "nats"))
         far, near = (
-            stack.enter_context(RelayService(folder / name, "--nats", nats.url, "--log-level", "warning"))
+            stack.enter_context(
+                RelayService(folder / name, "--log-level", "warning", nats=("--nats", nats.url))
+            )
             for name in ("far", "near")
         )
         meter = Meter([far.pid, near.pid, nats[0].pid])

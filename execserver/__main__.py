@@ -1,5 +1,5 @@
 """The console script. It runs `serve` in the supervisor, `relay` in the relay's program, `config`,
-`doctor` and `uninstall` in `execserver.cli`, and the commands of the client in `execclient.commands`.
+`doctor`, `uninstall` and `drain` in `execserver.cli`, and the client's commands in `execclient.commands`.
 
 Only the standard library is imported until then, so that the supervisor starts in milliseconds.
 """
@@ -17,6 +17,7 @@ DAEMON_COMMANDS = {
     "config": "show and check the configuration",
     "doctor": "check whether commands can be sandboxed here",
     "uninstall": "remove what execserver left on this machine",
+    "drain": "let a daemon open no new sessions",
     "relay": "connect executors and clients that are behind firewalls",
 }
 """The commands that are not the client's, with their lines in `execserver --help`."""

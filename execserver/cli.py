@@ -1,4 +1,4 @@
-"""The command line of the daemon: `serve`, `config`, `doctor` and `uninstall`.
+"""The command line of the daemon: `serve`, `config`, `doctor`, `uninstall` and `drain`.
 
 `serve` gets here for `--help`, without a supervisor, and as the server that the supervisor has started with
 the same arguments. Exit codes: 2 for an invalid command line, 1 for values that cannot be used, alone or
@@ -8,6 +8,7 @@ together.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -47,6 +48,13 @@ daemon runs. Settings and rules stay unless --settings is given; the last line n
 the program itself. Exit status 0 if all of it is gone, 1 with the reasons if not."""
 
 
+_DRAIN_DESCRIPTION = """\
+Let the daemon of this user open no new sessions. Existing ones go on, and may be resumed; a relay gives the
+daemon no new clients. The daemon does not end: stop it afterwards, or cancel the drain. Run it with the
+variables that the daemon had. Exit status 0 if it drains, 1 if sessions are left after --wait, 69 if no
+daemon runs."""
+
+
 def main(argv: list[str]) -> int:
     """Run a command; return its exit code.
 
@@ -63,6 +71,10 @@ def main(argv: list[str]) -> int:
         return _doctor(options)
     if options.command == "uninstall":
         return _uninstall(options)
+    if options.command == "drain":
+        from execserver.drain_command import run
+
+        return run(options.url, os.environ, wait=options.wait, cancel=options.cancel)
     parser.print_help()
     return 2
 
@@ -340,6 +352,9 @@ def parser_of(command: list[str]) -> Parser:
     either.add_argument("--dry-run", action="store_true", help="list it, and remove nothing")
     either.add_argument("--yes", action="store_true", help="remove it")
     uninstall.add_argument("--settings", action="store_true", help="settings, rules and drop-ins, too")
+    _add_drain(
+        commands.add_parser("drain", help="let a daemon open no new sessions", description=_DRAIN_DESCRIPTION)
+    )
     if command == ["serve"]:
         _add_flags(serve)
     elif command == ["config"]:
@@ -350,6 +365,20 @@ def parser_of(command: list[str]) -> Parser:
     elif command == ["uninstall"]:
         _add_flags(uninstall)
     return parser
+
+
+def _add_drain(drain: argparse.ArgumentParser) -> None:
+    either = drain.add_mutually_exclusive_group()
+    either.add_argument(
+        "--wait",
+        nargs="?",
+        type=float,
+        const=math.inf,
+        metavar="SECONDS",
+        help="return when no session is left; after SECONDS with exit status 1",
+    )
+    either.add_argument("--cancel", action="store_true", help="let it open new sessions again")
+    drain.add_argument("--url", help="of the daemon, as it printed it; needed if several run")
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

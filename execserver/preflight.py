@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from execserver.configuration.model import Settings
 from execserver.host import Host
-from execserver.private_folder import FolderError, state_folder
+from execserver.private_folder import FolderError, runtime_folder, state_folder
 from execserver.relay.executor.options import check_place, missing_packages, options_of_service
 from execserver.sandbox import policy
 from execserver.sandbox.options import DaemonPaths, executed, socket_addresses
@@ -114,6 +114,8 @@ def daemon_paths(config: Settings, hello: Hello, host: Host, config_file: str | 
             # A socket from a service manager may have an abstract name, or none.
             files += [name] if isinstance(name, str) and name.startswith("/") else []
     folders = [folder for folder in (earlier_place(),) if is_own_folder(folder)]
+    if (runtime := runtime_folder(host.environment)) is not None:
+        folders.append(f"{runtime}/instances")  # a control socket is in it
     with suppress(FolderError):  # records of running services are there whatever the setting is
         folders.append(state_folder(host.environment))
     if config.remote_token_file is not None:

@@ -160,6 +160,7 @@ class Server:
         self._upgrading = False
         self._stop_received = False
         self._connections: set[Connection] = set()
+        self._sessions: SessionRegistry | None = None
         self._listeners: list[SocketListener] = []
         self._identity = identity
         self._remote: RemoteExecutor | None = None
@@ -171,6 +172,7 @@ class Server:
         recovery, recovered = self._take_over()
         executor = self._executor = self._make_executor(recovery)
         sessions = SessionRegistry(executor, self._config.session_ttl, self._config.max_session_ttl)
+        self._sessions = sessions
         if recovered is not None:
             takeover = Takeover(executor, self._sandboxes, recovered)
             sessions.inherit(takeover)
@@ -204,7 +206,7 @@ class Server:
         loop.call_later(WARM_UP_AFTER_SECONDS, run_in_background, self._sandboxes.warm_up)
         if self._remote is not None:
             self._remote.start()
-        self._channel.send({"type": "ready"})
+        self._channel.send({"type": "ready", "drainGraceSeconds": self._config.drain_grace})
         if self._hello.beat_seconds is not None:
             self._beat(self._hello.beat_seconds)
         log.info("ready", listeners=[listener.url for listener in self._hello.listeners])
@@ -253,28 +255,13 @@ class Server:
             self._config.limits,
             self._sandboxes,
             recovery,
-            self._make_spool(recovery),
+            _make_spool(self._config, self._host, recovery),
         )
-
-    def _make_spool(self, recovery: RecoveryState) -> Spool:
-        def tell(failing: bool, reason: str) -> None:
-            if failing:
-                log.warning("output is kept in memory: the disk takes none", reason=reason)
-            else:
-                log.info("output is kept on disk again")
-
-        folder: str | None = None
-        try:
-            configured = self._config.sandboxes.spool_dir
-            folder = f"{open_state_folder(configured, self._host.environment, os.geteuid())}/spool"
-        except StateFolderError as error:
-            log.warning("output is kept in memory", reason=str(error))
-        limits = SpoolLimits(disk=self._config.limits.spool_max_bytes)
-        return Spool(folder, limits, tell, recovery.small_files)
 
     def _make_gauges(self, executor: Executor, sessions: SessionRegistry) -> Gauges:
         return Gauges(
             stopping=lambda: self._stopping,
+            draining=lambda: sessions.draining,
             sessions=lambda: len(sessions),
             connections=lambda: len(self._connections),
             processes=lambda: executor.live,
@@ -327,7 +314,9 @@ class Server:
             self._identity,
             connect,
             may_open=lambda: not (self._stopping or executor.reserved.uses),
-            load=lambda: Load(gauges.sessions(), measures.sessions_opened, draining=self._stopping),
+            load=lambda: Load(
+                gauges.sessions(), measures.sessions_opened, draining=self._stopping or gauges.draining()
+            ),
             refused=self._refused_remotely if self._config.remote_exit_on_refusal else None,
         )
 
@@ -363,10 +352,21 @@ class Server:
         elif message["type"] == "stop":
             self._stop_received = True
             self._stop_requested.set()
+        elif message["type"] == "drain":
+            self._drain(message["endsInMs"], active=message["active"])
         elif message["type"] == "reload" and not self._stopping:  # else the new server's ready answers it
             task = asyncio.get_running_loop().create_task(self._reload())
             self._reloads.add(task)
             task.add_done_callback(self._reloads.discard)
+
+    def _drain(self, ends_in_ms: int | None, *, active: bool) -> None:
+        # The registry is made, with the sessions of an earlier server, before the loop turns.
+        assert self._sessions is not None
+        if active:
+            report = lambda count: self._channel.send({"type": "sessions", "count": count})  # noqa: E731
+            self._sessions.drain(ends_in_ms, report)
+        else:
+            self._sessions.cancel_drain()
 
     def _beat(self, seconds: float) -> None:
         """Report to the watchdog that the loop turns."""
@@ -471,6 +471,23 @@ class Server:
             if asyncio.get_running_loop().time() > deadline:
                 return
             await asyncio.sleep(0.005)
+
+
+def _make_spool(config: Settings, host: Host, recovery: RecoveryState) -> Spool:
+    def tell(failing: bool, reason: str) -> None:
+        if failing:
+            log.warning("output is kept in memory: the disk takes none", reason=reason)
+        else:
+            log.info("output is kept on disk again")
+
+    folder: str | None = None
+    try:
+        configured = config.sandboxes.spool_dir
+        folder = f"{open_state_folder(configured, host.environment, os.geteuid())}/spool"
+    except StateFolderError as error:
+        log.warning("output is kept in memory", reason=str(error))
+    limits = SpoolLimits(disk=config.limits.spool_max_bytes)
+    return Spool(folder, limits, tell, recovery.small_files)
 
 
 def _sweep_groups() -> None:

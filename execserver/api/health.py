@@ -32,7 +32,7 @@ def handlers(gauges: Gauges, host: Host) -> Handlers:
 
     def health(caller: Caller, params: NoParams) -> Health:
         return {
-            "status": "stopping" if gauges.stopping() else "ok",
+            "status": "stopping" if gauges.stopping() else "draining" if gauges.draining() else "ok",
             "version": __version__,
             "pid": os.getpid(),
             "uptimeSeconds": round(gauges.uptime_seconds, 3),
@@ -55,6 +55,8 @@ def pages(gauges: Gauges) -> HttpPages:
     def ready(head: Head) -> PageContent:
         if gauges.stopping():
             return PageContent(STOPPING.encode(), status=HTTPStatus.SERVICE_UNAVAILABLE)
+        if gauges.draining():
+            return PageContent(b"draining", status=HTTPStatus.SERVICE_UNAVAILABLE)
         return PageContent()
 
     def live(head: Head) -> PageContent:

@@ -177,6 +177,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "~/.local/state/execserver, by the first of these variables that is set",
         ),
     ] = ()
+    drain_grace: Annotated[
+        float,
+        _option(
+            "how long SIGTERM lets the sessions go on, while new ones are refused, before it ends the "
+            "service; a second SIGTERM ends it at once",
+            group=GENERAL,
+            metavar="S",
+            unit="seconds",
+            ge=0,
+            lt=_TEN_YEARS,
+        ),
+    ] = 0.0
     concurrent_requests: Annotated[
         int | None,
         _option(
@@ -283,8 +295,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     label: Annotated[
         tuple[str, ...],
         _option(
-            "with pool: a property that clients can ask for, NAME=VALUE or NAME, of letters, digits, -, _ "
-            "and .",
+            "with pool: a property that clients can ask for, NAME=VALUE or NAME",
             group=REMOTE,
             metavar="NAME[=VALUE]",
             check=_labels,

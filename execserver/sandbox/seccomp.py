@@ -130,7 +130,7 @@ ENOSYS: C libraries then use `clone`.
 
 And limits, priorities and CPU affinity of a process given by number, because processes outside can be named
 here; so a thread cannot change those of another thread. And RLIMIT_RTTIME, by which listeners recognize
-confined processes (`transports/local_peers.py`). And, with the network on, Unix sockets except pairs: nothing
+confined processes (`local_peers.py`). And, with the network on, Unix sockets except pairs: nothing
 else hides the host's sockets."""
 
 
@@ -174,7 +174,7 @@ def program(
 @functools.cache
 def for_proxies(architecture: str = platform.machine()) -> bytes:
     """The filter of a network proxy. It marks the proxy as confined, too: no listener of a daemon takes it
-    for a client (`transports/local_peers.py`).
+    for a client (`local_peers.py`).
 
     Raises:
         UnknownArchitectureError: the architecture has no table.

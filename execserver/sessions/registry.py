@@ -6,10 +6,10 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import NamedTuple, Protocol
 
-from execprotocol.errors import InvalidRequest, SessionAttached
+from execprotocol.errors import Draining, InvalidRequest, SessionAttached
 from execserver.fault_points import reach
 from execserver.memory import give_back
 from execserver.processes.executor import Executor
@@ -35,8 +35,23 @@ TIDY_UP_SECONDS = 1.0
 class AttachedConnection(Protocol):
     """The connection that a session is attached to."""
 
+    extensions: bool
+    """Whether the connection asked for extension members."""
+
+    def notify(self, method: str, params: Mapping[str, int | None]) -> None:
+        """Send a notification."""
+
     def probe(self, timeout: float) -> None:
         """Drop the connection unless its peer answers in `timeout` seconds."""
+
+
+class SessionDrain(NamedTuple):
+    """A drain: no new sessions are opened."""
+
+    ends_at: float | None
+    """When the service ends at the latest, by the loop's clock; None: it does not end."""
+    report: Callable[[int], None]
+    """Is called with the number of sessions, including those whose processes are being killed."""
 
 
 class SessionRegistry:
@@ -56,6 +71,7 @@ class SessionRegistry:
         self._holders: dict[str, AttachedConnection] = {}
         self._tidy_up: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
+        self._drain: SessionDrain | None = None
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -63,8 +79,41 @@ class SessionRegistry:
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
 
+    @property
+    def draining(self) -> bool:
+        """Whether no new sessions are opened."""
+        return self._drain is not None
+
+    def drain(self, ends_in_ms: int | None, report: Callable[[int], None]) -> None:
+        """Open no new sessions, and tell the clients of the sessions. Called again, it replaces the end.
+
+        Args:
+            ends_in_ms: when the service ends at the latest, in milliseconds; None: it does not end.
+            report: is called now and after each end of a session, with the number of sessions.
+        """
+        loop = asyncio.get_running_loop()
+        self._drain = SessionDrain(None if ends_in_ms is None else loop.time() + ends_in_ms / 1000, report)
+        log.info("draining", sessions=len(self), ends_in_ms=ends_in_ms)
+        for holder in self._holders.values():
+            self._notify_of_drain(holder)
+        self._report_to_drain()
+
+    def cancel_drain(self) -> None:
+        """Open new sessions again (idempotent)."""
+        if self._drain is not None:
+            self._drain = None
+            log.info("draining no more", sessions=len(self))
+
     def open(self, holder: AttachedConnection) -> Session:
-        """Open a session for a connection."""
+        """Open a session for a connection.
+
+        Raises:
+            Draining: no new sessions are opened.
+        """
+        if self._drain is not None:
+            raise Draining(
+                "the executor drains, and opens no new sessions: connect to another one, or try again later"
+            )
         session_id = str(uuid.uuid4())
         self._executor.recovery.session_opened(session_id)
         session = Session(session_id, ProcessStore(self._executor, session_id), self._executor.recovery)
@@ -91,6 +140,8 @@ class SessionRegistry:
             incumbent.probe(PROBE_SECONDS)
             raise SessionAttached(f"session {session_id} is already attached to another connection")
         self._holders[session_id] = holder
+        if self._drain is not None:  # after the answer
+            asyncio.get_running_loop().call_soon(self._notify_of_drain, holder)
         measures.sessions_resumed += 1
         log.info("session resumed", session=session.id, processes=len(session.processes))
         return session
@@ -226,8 +277,24 @@ class SessionRegistry:
     def _kill_soon(self, session: Session, *, by_client: bool = False) -> asyncio.Task[None]:
         task = session.ending = asyncio.get_running_loop().create_task(self._kill(session, by_client))
         self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        self._report_to_drain()
+
+    def _report_to_drain(self) -> None:
+        if self._drain is not None:
+            self._drain.report(len(self._sessions) + len(self._ending))
+
+    def _notify_of_drain(self, holder: AttachedConnection) -> None:
+        if self._drain is None or not holder.extensions:
+            return
+        left = None
+        if self._drain.ends_at is not None:
+            left = max(0, round((self._drain.ends_at - asyncio.get_running_loop().time()) * 1000))
+        holder.notify("executor/draining", {"endsInMs": left})
 
     async def _kill(self, session: Session, by_client: bool) -> None:
         processes = len(session.processes)

@@ -23,6 +23,7 @@ from execserver.private_folder import (
     runtime_folder,
     state_folder,
 )
+from execserver.supervisor.control_socket import SUFFIX
 
 
 class InstanceRecord:
@@ -33,9 +34,16 @@ class InstanceRecord:
         self.descriptor = descriptor
         self._path = path
 
+    @property
+    def control_path(self) -> str:
+        """The path of the instance's control socket."""
+        return f"{self._path}{SUFFIX}"
+
     def remove(self) -> None:
-        """Remove the file and release the lock, if no process of the instance is left."""
+        """Remove the files and release the lock, if no process of the instance is left."""
         try:
+            if os.path.lexists(self.control_path):
+                os.unlink(self.control_path)
             os.unlink(self._path)
         except OSError:
             return  # the file or its folder was removed by hand

@@ -65,6 +65,8 @@ class ServiceManager:
     def ready(self, status: str) -> None:
         """A server answers requests. Replies to reloads may still be outstanding."""
         self._serving = status
+        if self.is_stopping:
+            return  # a new server of a service that drains before its end
         first, self._was_ready, self._is_ready = not self._was_ready, True, True
         if first or not self._unanswered:
             self._tell_ready(status)
@@ -99,11 +101,16 @@ class ServiceManager:
         # The new server gets the whole watchdog limit for its start.
         notify(self._environment, *(["WATCHDOG=1"] if self.beat_seconds else []), status=status)
 
-    def stopping(self) -> None:
-        """The service ends (idempotent)."""
+    def stopping(self, seconds: float | None = None) -> None:
+        """The service ends (idempotent).
+
+        Args:
+            seconds: how long that may take, beyond the service manager's own limit; None: not longer.
+        """
         if not self.is_stopping:
             self.is_stopping = True
-            notify(self._environment, "STOPPING=1", status="Stopping")
+            extended = [] if seconds is None else [f"EXTEND_TIMEOUT_USEC={round(seconds * 1_000_000)}"]
+            notify(self._environment, "STOPPING=1", *extended, status="Stopping")
 
     def _tell_ready(self, status: str) -> None:
         # The process id matters for a service that was started by a shell.

@@ -39,10 +39,18 @@ Messages, each a JSON object in one packet of a SOCK_SEQPACKET pair (server: des
            stdout; remote: the file in memory of `remote.py`), the fd store channel and its
            nudge pipe (`fd_store_protocol.py`), then, if `record`, the locked record of the instance
       {"type": "reload"}        read settings that can change without a restart, or upgrade
+      {"type": "drain", "active": BOOL, "endsInMs": N | null}
+                                open no new sessions, or open them again; after that, and once `ready`,
+                                report the sessions. `endsInMs`: when the service ends at the latest.
+                                A new server gets it behind its hello while the drain lasts
       {"type": "stop"}          end all work and exit within 10 s
 
     server → supervisor
-      {"type": "ready"}         requests are answered: print the URLs (once), notify the service manager
+      {"type": "ready", "drainGraceSeconds": S}
+                                requests are answered: print the URLs (once), notify the service manager.
+                                SIGTERM drains for so long before it stops the service
+      {"type": "sessions", "count": N}
+                                the number of sessions, while the service drains
       {"type": "beat"}          its loop runs; every `beatSeconds`, from `ready` on
       {"type": "reloaded", "error": TEXT | null}
                                 a reply to `reload`; with an error nothing has changed
@@ -59,6 +67,8 @@ from collections.abc import Mapping, Sequence
 from execserver.private_folder import FolderError
 from execserver.supervisor import children, launch, server_process
 from execserver.supervisor.activation import listener_on
+from execserver.supervisor.control_socket import ControlSocket
+from execserver.supervisor.drain import Drain
 from execserver.supervisor.earlier_state import migrate
 from execserver.supervisor.instance_records import InstanceRecord, claim, sweep
 from execserver.supervisor.listener import Listener, ListenError
@@ -130,6 +140,9 @@ class Supervisor:
         self._restarter = Restarter(
             self._loop, self._service_manager, self._start_server, self._handle_message
         )
+        self._drain = Drain(self._loop, self._send_drain, self._end_of_drain)
+        self._drain_grace = 0.0
+        self._control: ControlSocket | None = None
         self._printed = False
 
         self._hangup_stops = launch.hangup_means_stop()
@@ -167,6 +180,10 @@ class Supervisor:
             self.discard_first()
         self._instance = self._record.instance
         self._name_survivors(sweep(stale))
+        try:
+            self._control = ControlSocket(self._loop, self._record.control_path, self._answer_control)
+        except OSError as error:
+            launch.report(f"no control socket, so `execserver drain` cannot reach this service: {error}")
 
     def start(self) -> None:
         """Start the first server.
@@ -210,6 +227,8 @@ class Supervisor:
         self._name_survivors(survivors)
         for listener in self._listeners:
             listener.close()
+        if self._control is not None:
+            self._control.close()
         if self._record is not None and survivors:
             self._record.close()
         elif self._record is not None:
@@ -230,7 +249,10 @@ class Supervisor:
         for received in self._signals.take():
             if received == signal.SIGCHLD:
                 continue  # children are checked after every wake-up
-            if received != signal.SIGHUP or self._hangup_stops:
+            if received == signal.SIGTERM and self._may_drain():
+                self._service_manager.stopping(self._drain_grace + STOP_GRACE_S + KILL_TIMEOUT_S)
+                self._drain.end_service(self._drain_grace)
+            elif received != signal.SIGHUP or self._hangup_stops:
                 self._stop()
             else:
                 self._reload()
@@ -246,6 +268,44 @@ class Supervisor:
             self._loop.call_in(STOP_GRACE_S, self._stop_took_too_long)
             self._service_manager.stopping()
             self._send(self._restarter.server, "stop")
+
+    def _may_drain(self) -> bool:
+        """Whether SIGTERM begins a drain: not the second one, and not while the first server starts."""
+        return self._drain_grace > 0 and not (self._drain.ends_service or self._restarter.stopping)
+
+    def _end_of_drain(self, reason: str | None) -> None:
+        if reason is not None:
+            launch.report(reason)
+        if not self._restarter.stopping:
+            self._stop()
+
+    def _send_drain(self, message: Mapping[str, object]) -> None:
+        server = self._restarter.server
+        if server is not None:
+            try:
+                server.send(message)
+            except OSError as error:
+                launch.report(f"the server cannot be asked to drain: {error}")
+
+    def _answer_control(self, message: Mapping[str, object]) -> Mapping[str, object]:
+        kind, fault = message["type"], None
+        if kind == "status":
+            pass
+        elif any(listener.kind == "stdio" for listener in self._listeners):
+            fault = "a daemon over stdio has one client and ends with it: it cannot drain"
+        elif kind == "drain":
+            self._drain.begin()
+        elif kind == "cancel" and (self._drain.ends_service or self._restarter.stopping):
+            fault = "the service is ending, by SIGTERM: that cannot be cancelled"
+        elif kind == "cancel":
+            self._drain.cancel()
+        else:
+            fault = f"there is no {kind!r} here: this service is of another version"
+        if fault is not None:
+            return {"type": "refused", "error": fault}
+        urls = [listener.url for listener in self._listeners]
+        draining, sessions = self._drain.is_active, self._drain.sessions
+        return {"type": "state", "draining": draining, "sessions": sessions, "urls": urls}
 
     def _stop_took_too_long(self) -> None:
         launch.report("the server did not stop in time")
@@ -291,8 +351,13 @@ class Supervisor:
         finally:
             os.chdir("/")  # the launch folder may be unmounted while the service runs
         self._first = None
+        self._drain.server_lost()
         try:
             server.send_hello(hello, descriptors)
+            if self._drain.is_active:
+                server.send(self._drain.message())
+        except (BrokenPipeError, ConnectionResetError):
+            return server  # it has ended already
         except OSError:
             server.discard()
             raise
@@ -302,7 +367,13 @@ class Supervisor:
         kind = message["type"]
         if kind == "ready" and not server.ready:
             server.ready = True
+            grace = message.get("drainGraceSeconds")
+            self._drain_grace = float(grace) if isinstance(grace, int | float) else 0.0
             self._announce()
+        elif kind == "sessions":
+            count = message["count"]
+            assert isinstance(count, int)
+            self._drain.report(count)
         elif kind == "beat":
             self._service_manager.beat()
         elif kind == "reloaded":

@@ -24,6 +24,8 @@ class Gauges(msgspec.Struct, frozen=True):
 
     stopping: Callable[[], bool]
     """Whether the service has begun to end."""
+    draining: Callable[[], bool]
+    """Whether no new sessions are opened."""
     sessions: Callable[[], int]
     """Sessions, attached or detached."""
     connections: Callable[[], int]
@@ -127,6 +129,12 @@ DEFINITIONS: tuple[Definition, ...] = (
         "gauge",
         "1 once the service is stopping.",
         _held(lambda gauges: gauges.stopping()),
+    ),
+    Definition(
+        "execserver_draining",
+        "gauge",
+        "1 while the service drains: it opens no new sessions.",
+        _held(lambda gauges: gauges.draining()),
     ),
     Definition(
         "execserver_requests_total",

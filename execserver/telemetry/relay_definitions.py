@@ -36,7 +36,7 @@ class RelayNumbers:
     introductions: dict[str, int] = field(default_factory=dict)
     validations: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
-    # Of a fleet. Its code fills them in (`FleetSource`).
+    # Of a fleet (`Fleet.add_numbers`).
     fleet_nodes: int | None = None
     nats_connected: int | None = None
     nats_reconnects: int | None = None

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from execserver.local_peers import ENDED, OTHER_USER, tcp_fault
 from execserver.sessions.access import PeerProof
 from execserver.telemetry.logs import Logger
 from execserver.telemetry.measures import measures
@@ -33,7 +34,6 @@ from execserver.transports.http_upgrade import (
     parse_head,
     refuse,
 )
-from execserver.transports.local_peers import ENDED, OTHER_USER, tcp_fault
 
 ACCEPT_SECONDS = 5.0
 """How long a peer may take until its protocol is known: a few hundred bytes."""

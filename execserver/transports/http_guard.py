@@ -6,9 +6,9 @@ import socket
 from collections.abc import Collection, Iterable
 from http import HTTPStatus
 
+from execserver.local_peers import tcp_fault
 from execserver.transports.authentication import AuthenticationOptions, Credentials, Folder
 from execserver.transports.http_upgrade import Decision, Head, HttpPage, PageContent, decide
-from execserver.transports.local_peers import tcp_fault
 
 _PATH = "/"
 _ADMITTED = {_PATH: HttpPage(lambda head: PageContent())}

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Collection
 from typing import Literal
 
+from execserver.local_peers import require_room, unix_peer
 from execserver.telemetry.logs import Logger
 from execserver.transports.accept import (
     ACCEPT_SECONDS,
@@ -20,7 +21,6 @@ from execserver.transports.accept import (
 from execserver.transports.authentication import Authenticator
 from execserver.transports.base import BaseChannel, MakeHandler
 from execserver.transports.http_upgrade import READY, HttpPages
-from execserver.transports.local_peers import require_room, unix_peer
 
 ACCEPTS_PER_TURN = 64
 """How many connections one turn of the loop takes: a flood must not delay other connections."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +13,17 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.deploy.manifests import INSTALLATIONS, KUBERNETES, Object, containers, named, pod_of, read, render
+from tests.deploy.manifests import (
+    INSTALLATIONS,
+    KUBERNETES,
+    ROOT,
+    Object,
+    containers,
+    named,
+    pod_of,
+    read,
+    render,
+)
 
 VERSIONS = ("1.37", "1.31")
 """Of Kubernetes: the newest with a schema in kubernetes-validate, and one that is two years older."""
@@ -221,6 +232,27 @@ def test_the_autoscaler_scales_the_executors_up_before_clients_wait_for_long() -
     assert metric["external"]["metric"]["selector"]["matchLabels"] == {"pool": flags["--pool"]}
     target = int(metric["external"]["target"]["averageValue"])
     assert int(flags["--capacity"]) > 1.1 * target, "within 10 % of the target the autoscaler does nothing"
+
+
+def test_the_autoscaler_s_metric_is_made_of_metrics_that_exist() -> None:
+    """Both queries ask for the same series."""
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    (adapter,) = read(KUBERNETES / "autoscaling/prometheus-adapter.yaml")
+    (scaled,) = read(KUBERNETES / "autoscaling/keda.yaml")
+    (rule,) = adapter["rules"]["external"]
+    queries = [rule["seriesQuery"], rule["metricsQuery"]]
+    queries += [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
+    for query in queries:
+        (found,) = re.findall(r'__name__=~"(\w+)\(([\w|]+)\)"', query)
+        for name in found[1].split("|"):
+            assert f"`{found[0]}{name}`" in page
+        assert set(found[1].split("|")) == {"sessions", "waiting"}
+    scaler = named(render(KUBERNETES / "autoscaling"), "HorizontalPodAutoscaler", "executor")["spec"]
+    (metric,) = scaler["metrics"]
+    assert rule["name"]["as"] == metric["external"]["metric"]["name"]
+    (trigger,) = scaled["spec"]["triggers"]
+    assert trigger["metadata"]["threshold"] == metric["external"]["target"]["averageValue"]
+    assert scaled["spec"]["maxReplicaCount"] == scaler["maxReplicas"]
 
 
 def test_only_what_landlock_cannot_have_differs() -> None:

@@ -26,8 +26,9 @@ from tests.sandbox_user import remove_tree
 SECONDS = 30.0
 """For one command; pages have a limit of their own."""
 
-THEIR_HOME, THEIR_RUNTIME, THEIR_PORTS = "/home/you", "/run/user/1000", ("8765", "8470", "8471", "8472")
-"""Names in the pages that are replaced here, the ports of daemons and relays among them."""
+THEIR_HOME, THEIR_RUNTIME = "/home/you", "/run/user/1000"
+THEIR_PORTS = ("8765", "8470", "8471", "8472", "4222")
+"""Names in the pages that are replaced here, the ports of daemons, relays and NATS among them."""
 
 
 class BlockFailed(AssertionError):

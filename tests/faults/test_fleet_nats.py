@@ -6,6 +6,7 @@ A relay is never started again here. `near` is a client at the executor's relay,
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -71,7 +72,7 @@ async def sessions(stage: Fleet) -> AsyncIterator[tuple[CounterSession, CounterS
             await ready_again(stage)
             await asyncio.gather(near.advance(5), far.advance(RECOVERY_SECONDS))
     assert near.executor.recoveries == 0
-    assert near.longest_gap < 1.0
+    assert near.longest_gap < 5.0
 
 
 @contextmanager
@@ -156,14 +157,17 @@ async def test_a_full_disk_of_nats_is_told_and_streams_go_on(folder: Path) -> No
         await stage.add_executors("pool", 1, stage.relays[0].url)
         client = await nats.connect(stage.nats.url)
         stack.push_async_callback(client.close)
-        other = await client.jetstream().create_key_value(bucket="other")
+        nodes = await client.jetstream().key_value("execserver_nodes")
         async with sessions(stage) as (near, far):
             filler = outside / "filler"
             with filler.open("wb", buffering=0) as file, suppress(OSError):
                 while True:
                     file.write(bytes(1 << 16))
-            with suppress(nats.errors.Error):  # takes what is left of a block
-                await other.put("key", bytes(8192))
+            # The relays write little: this takes what is left of a block.
+            with suppress(nats.errors.Error):
+                await nodes.put(
+                    "other", json.dumps({"node": "other", "url": "u" * 8192, "started": 0}).encode()
+                )
             await unready(stage, "NATS")
             await asyncio.gather(near.advance(5, steps=10), far.advance(5, steps=10))
             filler.unlink()

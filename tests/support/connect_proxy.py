@@ -215,8 +215,9 @@ async def _serve(control: str) -> None:
 
     def requests() -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(control)
+            listener.bind(f"{control}~")
             listener.listen()
+            os.rename(f"{control}~", control)  # the file appears when connections are accepted
             while True:
                 connection, _ = listener.accept()
                 with connection:

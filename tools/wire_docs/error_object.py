@@ -26,7 +26,7 @@ class ErrorData(TypedDict):
 class ErrorObject(TypedDict):
     """Why a request has no result."""
 
-    code: Literal[-32700, -32600, -32601, -32602, -32603, -32004, -32010]
+    code: Literal[-32700, -32600, -32601, -32602, -32603, -32004, -32010, -32011]
     """The number of the error. It is coarse: one number stands for many things."""
 
     message: str

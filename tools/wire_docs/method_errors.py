@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from execprotocol.errors import (
+    Draining,
     InternalError,
     InvalidParams,
     InvalidRequest,
@@ -52,6 +53,9 @@ ERRORS: dict[str, MethodError] = {
     ),
     "SessionAttached": MethodError(
         SessionAttached, "The session to resume is attached to another connection that lives."
+    ),
+    "Draining": MethodError(
+        Draining, "The executor drains and opens no new sessions; connect to another one, or try again later."
     ),
     "SandboxUnavailable": MethodError(
         InvalidRequest,
@@ -237,7 +241,7 @@ _CHANGE = ("ReadOnly", "NoSpace")
 _OTHERS = ("OtherSessionRefused", "UnknownOtherSession")
 
 _OF_METHOD: dict[str, tuple[str, ...]] = {
-    "initialize": ("AlreadyInitialized", "UnknownSession", "SessionAttached"),
+    "initialize": ("AlreadyInitialized", "UnknownSession", "SessionAttached", "Draining"),
     "process/start": (
         "SandboxUnavailable",
         "SandboxRefused",

@@ -19,6 +19,7 @@ from execclient.process import Process
 from execclient.resource_limits import ResourceLimits
 from execclient.results import ProcessInfo, RunResult
 from execclient.run import IfExists, Limits, Run, Starter, StartOptions
+from execclient.session.draining import DrainNotices, OnDraining
 from execclient.session.inbox import Inbox
 from execclient.session.network import NetworkAnswers, NetworkHandlers, OnNetworkDecision, OnNetworkRequest
 from execclient.session.session import Session
@@ -395,6 +396,9 @@ class connect:  # noqa: N801 - called like a function, as `open`
             denied. It is not told if the command stops waiting.
         on_network_decision: called with each `NetworkDecision`, in order, one at a time; may be asynchronous.
             After a lost connection it gets the newest 256 of the meantime.
+        on_draining: called with a `DrainNotice` when the executor begins to drain, so that the caller can
+            finish or move on before it ends, and again after each reconnect while it drains; may be
+            asynchronous. A drain that is cancelled is not reported.
 
     Raises:
         UnsupportedUrl: the URL is of another kind, or does not go with the other arguments.
@@ -405,6 +409,7 @@ class connect:  # noqa: N801 - called like a function, as `open`
             `UntrustedServer`, `WrongExecutor`, `AccessDenied` and `InsecureToken` give the cause.
         SessionLost: there is no session `session_id`.
         SessionAttached: another client is connected to it.
+        ExecutorDraining: the executor opens no new sessions; connect to another one, or try again later.
     """
 
     def __init__(
@@ -427,6 +432,7 @@ class connect:  # noqa: N801 - called like a function, as `open`
         proxy: str | None = None,
         on_network_request: OnNetworkRequest | None = None,
         on_network_decision: OnNetworkDecision | None = None,
+        on_draining: OnDraining | None = None,
     ) -> None:
         self._target = partial(
             target,
@@ -452,6 +458,8 @@ class connect:  # noqa: N801 - called like a function, as `open`
         )
         arguments.check_handler(on_network_request, "on_network_request")
         arguments.check_handler(on_network_decision, "on_network_decision")
+        arguments.check_handler(on_draining, "on_draining")
+        self._on_draining = on_draining
         self._handlers = NetworkHandlers(on_network_request, on_network_decision)
         self._ttl = arguments.time_to_live(ttl)
         self._resumes = session_id is not None
@@ -490,7 +498,8 @@ class connect:  # noqa: N801 - called like a function, as `open`
         found = self._target()
         if self._ttl is not None and not found.recoverable:
             raise UnsupportedUrl(f"ttl= does not go with {found.url}: the daemon ends with the connection")
-        session = self._session(found, network=NetworkAnswers(self._handlers))
+        answers = NetworkAnswers(self._handlers, DrainNotices(self._on_draining))
+        session = self._session(found, network=answers)
         initialized = await session.open()
         if self._ttl is not None:
             try:

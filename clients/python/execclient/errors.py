@@ -35,7 +35,8 @@
         ├── InvalidParams          invalid_params       -32602
         ├── SystemFailure          system_failure       -32603  a failed system call, a failed start
         ├── NotFound               not_found            -32004  the path or handle does not exist
-        └── SessionAttached        session_attached     -32010  the session has another connection
+        ├── SessionAttached        session_attached     -32010  the session has another connection
+        └── ExecutorDraining       executor_draining    -32011  the executor opens no new sessions
 
 Where Python has a class for an error, that is a base, too: `NotFound` is a `FileNotFoundError`, `CallTimeout`
 a `TimeoutError`, `ConnectionLost` a `ConnectionError`, `SystemFailure` an `OSError`, and by its `errno` a
@@ -509,6 +510,12 @@ class SessionAttached(CallFailed):
     code = "session_attached"
 
 
+class ExecutorDraining(CallFailed):
+    """The executor drains: it opens no new sessions. Connect to another one, or try again later."""
+
+    code = "executor_draining"
+
+
 _BY_WIRE_CODE: dict[int, type[CallFailed]] = {
     wire.InvalidRequest.code: Refused,
     wire.MethodNotFound.code: UnknownMethod,
@@ -516,6 +523,7 @@ _BY_WIRE_CODE: dict[int, type[CallFailed]] = {
     wire.InternalError.code: SystemFailure,
     wire.NotFound.code: NotFound,
     wire.SessionAttached.code: SessionAttached,
+    wire.Draining.code: ExecutorDraining,
 }
 
 

@@ -187,6 +187,21 @@ class NetworkRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainNotice:
+    """The executor drains: it opens no new sessions, and this one goes on until it ends."""
+
+    ends_in: float | None
+    """Seconds until the service ends at the latest, with all its processes; None: it is not known that it
+    ends."""
+
+    @classmethod
+    def decode(cls, params: Mapping[str, Any]) -> Self:
+        """The parameters of `executor/draining`."""
+        left = params["endsInMs"]
+        return cls(None if left is None else left / 1000)
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkDecision:
     """A decision of the network proxy of a command."""
 

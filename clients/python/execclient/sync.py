@@ -121,7 +121,7 @@ def _ours(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
-_HANDLERS = ("on_network_request", "on_network_decision")
+_HANDLERS = ("on_network_request", "on_network_decision", "on_draining")
 
 
 def _in_a_thread(handler: Callable[[Any], T]) -> Callable[[Any], Coroutine[Any, Any, T]]:

@@ -137,8 +137,8 @@ class Health(TypedDict):
     `initialize`, and creates no session.
     """
 
-    status: Literal["ok", "stopping"]
-    """`stopping` once the service is shutting down, else `ok`."""
+    status: Literal["ok", "draining", "stopping"]
+    """`draining` while no new sessions are opened, `stopping` once the service shuts down, else `ok`."""
 
     version: str
     """The version of the daemon."""

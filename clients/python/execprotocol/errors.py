@@ -7,7 +7,8 @@
     ├── InvalidParams   -32602 invalid_params    parameters that do not decode
     ├── InternalError   -32603 internal_error    I/O and spawn failures
     ├── NotFound        -32004 not_found         a path or a file handle that is not there
-    └── SessionAttached -32010 session_attached  the session belongs to another live connection
+    ├── SessionAttached -32010 session_attached  the session belongs to another live connection
+    └── Draining        -32011 draining          the executor opens no new sessions
 
 The number is the wire's and coarse. The name beside it is for programs to match on, and finer where
 one number stands for many things; a name never changes its meaning. Connections of the JSON-RPC 2.0
@@ -116,6 +117,13 @@ class SessionAttached(RpcError):
 
     code = -32010
     default_name = "session_attached"
+
+
+class Draining(RpcError):
+    """The executor drains: it opens no new sessions. The same request may succeed later, or elsewhere."""
+
+    code = -32011
+    default_name = "draining"
 
 
 def start_cancelled(process_id: str) -> InvalidRequest:

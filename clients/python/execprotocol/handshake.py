@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Annotated, NotRequired, TypedDict
 
 from execprotocol.environment import EnvironmentInfo
-from execprotocol.model import EXTENSION, Milliseconds, Params
+from execprotocol.model import EXTENSION, U64, Milliseconds, Params
 
 
 class Extensions(Params):
@@ -80,6 +80,18 @@ class EndResult(TypedDict):
     the leader. Their retained output is dropped, and the id of the session becomes unknown. The answer is
     sent once no process is left; then the daemon closes the connection with its file handles and watches.
     """
+
+
+class DrainingEvent(TypedDict):
+    """The executor drains: this session goes on, and no new one is opened.
+
+    For connections with extensions: sent when the drain begins, again if its end is set, and after each
+    resume while it lasts. A drain that is cancelled is not reported.
+    """
+
+    endsInMs: U64 | None
+    """When the service ends at the latest, in milliseconds from now, with all its processes; null: it is not
+    known that it ends."""
 
 
 class InitializedParams(Params):

@@ -224,7 +224,12 @@ EVENTS: dict[str, Any] = {
     "fs/missingChanged": filesystem.MissingChangedEvent,
     "http/request/bodyDelta": http.BodyDeltaEvent,
     "network/policyDecision": network.PolicyDecisionEvent,
+    "executor/draining": handshake.DrainingEvent,
 }
+
+
+EXTENSION_EVENTS = ("executor/draining",)
+"""The events that the reference does not have."""
 
 
 class ServerRequest(NamedTuple):
@@ -241,9 +246,10 @@ SERVER_REQUESTS: dict[str, ServerRequest] = {
 
 def extension_names() -> list[str]:
     """The extensions to the reference, sorted: methods such as `fs/digest`, and parameters of other methods
-    such as `process/start.size`.
+    such as `process/start.size`; also events, such as `executor/draining`.
     """
     names = [method.name for method in METHODS.values() if method.extension]
+    names += EXTENSION_EVENTS
     for method in METHODS.values():
         names += [f"{method.name}.{member}" for member in method.later_members]
         if method.family is not None and not method.extension:

@@ -13,7 +13,6 @@ import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime
 from typing import Generic, NamedTuple, TypeVar
 
 import nats.errors
@@ -42,17 +41,17 @@ SNAPSHOT_SECONDS = 1.0
 """How long a copy waits for changes that the server of its feed has not received yet."""
 
 _WRONG_REVISION = (10071, 10164)
-_IN_PROCESS = 10158  # the same write, sent before, is on its way
-_SYSTEM_UNAVAILABLE = 10008
+_TRANSIENT = (None, 10008, 10158)
+"""No code, JetStream is temporarily unavailable, and: the same write, sent before, is on its way."""
 _STREAM_NOT_FOUND = 10059
 _NO_SERVERS_FOR_REPLICAS = 10005
 _NOT_CLUSTERED = 10074
 _NO_ANSWER = (
     nats.js.errors.NoStreamResponseError,
-    nats.js.errors.ServiceUnavailableError,
+    nats.js.errors.APIError,
     nats.errors.TimeoutError,
 )
-_NO_LEADER = (_IN_PROCESS, _SYSTEM_UNAVAILABLE)  # or none that reaches a majority
+_EXPECTED = (nats.errors.Error, OSError, TimeoutError, StoreUnavailable)
 _NO_ROOM = (10023, 10028, 10047)
 
 log = Logger()
@@ -93,6 +92,11 @@ class Bucket:
         self._connection = connection
         self._settings = settings
         self._replicas = replicas
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether its records are lost when all servers end."""
+        return self._settings.memory
 
     @property
     def stream(self) -> str:
@@ -243,7 +247,7 @@ class Bucket:
                     raise BucketMissing(f"there is no bucket {self.name} at the NATS servers") from None
                 if isinstance(error, nats.js.errors.NotFoundError):
                     raise _KeyMissing from None
-                if error.err_code not in (None, _IN_PROCESS, _SYSTEM_UNAVAILABLE):
+                if error.err_code not in _TRANSIENT:
                     raise self._unavailable(error) from None
                 problem: Exception = error
             except (nats.errors.Error, OSError, TimeoutError) as error:
@@ -261,7 +265,7 @@ class Bucket:
             reason += (
                 ": the disk of NATS servers is full, or their limits `max_file` or `max_mem` are reached"
             )
-        elif code in _NO_LEADER or (code is None and isinstance(error, _NO_ANSWER)):
+        elif code in _TRANSIENT and isinstance(error, _NO_ANSWER):
             reason = (
                 "no NATS server answers for it: more than half of its servers must run, with JetStream and "
                 "room on the disk; after the loss of one, they take up to 10 s to choose a leader"
@@ -300,7 +304,6 @@ class Mirror(Generic[_Record]):
         self._records: dict[str, _Record] = {}
         self._seen = 0
         self._checked = (0, 0)  # what it had seen at the last check, and what there was to be seen
-        self._created: datetime | None = None
         self._changed: list[Callable[[str, _Record | None], None]] = []
         self._task: asyncio.Task[None] | None = None
         self._feed: asyncio.Task[None] | None = None
@@ -334,9 +337,10 @@ class Mirror(Generic[_Record]):
         if known is not None and known.revision >= revision:
             return
         self._known[key] = _Known(record, revision)
+        if self._records.get(key) == record:
+            return  # it was read again
         if record is None:
-            if self._records.pop(key, None) is None:
-                return
+            del self._records[key]
         else:
             self._records[key] = record
         for changed in self._changed:
@@ -353,7 +357,7 @@ class Mirror(Generic[_Record]):
         seen_before, last_before = self._checked
         stands = self._seen == seen_before and self._seen < last_before
         self._checked = self._seen, info.state.last_seq
-        if stands or info.created != self._created:
+        if stands or self._seen > info.state.last_seq:  # the latter: a bucket in memory was lost
             self.restart()
 
     async def _follow(self) -> None:
@@ -362,21 +366,24 @@ class Mirror(Generic[_Record]):
             await asyncio.wait((self._feed,))
             if not self._feed.cancelled():
                 error = self._feed.exception()
-                if error is not None and not isinstance(error, nats.errors.Error | OSError | TimeoutError):
+                if error is not None and not isinstance(error, _EXPECTED):
                     log.error("copy of a bucket failed", bucket=self._bucket.name, error=repr(error))
                 await asyncio.sleep(ATTEMPT_SECONDS / 4)
 
     async def _read(self) -> None:
         """Read all, then follow."""
+        known = tuple(self._known.items())
         keys = await self._bucket.context.key_value(self._bucket.name)
-        info = (await keys.status()).stream_info
-        last = info.state.last_seq
+        last = (await keys.status()).stream_info.state.last_seq
+        if self._bucket.may_be_lost or any(each.revision > last for _, each in known):
+            # Revisions may have begun anew. Otherwise an older record must not replace a newer one, even
+            # for a moment: it could name another socket of an executor.
+            for key, each in known:
+                if self._known.get(key) is each:
+                    self._known[key] = _Known(each.record, 0)
         watcher = await keys.watchall()
         try:
             self._seen = 0
-            if info.created != self._created:  # revisions begin anew
-                self._created = info.created
-                self._known = {key: _Known(known.record, 0) for key, known in self._known.items()}
             found: set[str] = set()
             async for entry in watcher:
                 if entry is None:
@@ -389,17 +396,21 @@ class Mirror(Generic[_Record]):
                         entry = await anext(watcher)
                         found.add(entry.key)
                         self._take(entry)
-            self._complete(found, last)
+            await self._complete(found, last)
             async for entry in watcher:
                 self._take(entry)
         finally:
             with contextlib.suppress(nats.errors.Error, OSError):
                 await watcher.stop()
 
-    def _complete(self, found: set[str], last: int) -> None:
+    async def _complete(self, found: set[str], last: int) -> None:
+        """Remove what is gone, after everything else was read."""
         self._seen = max(self._seen, last)  # the last change may be a marker that is no longer there
         for key, known in tuple(self._known.items()):
-            if key not in found and known.revision <= self._seen:
+            if key in found or known.revision > self._seen:
+                continue
+            # The server of the feed may still be behind; the leader of the bucket is not.
+            if await self._bucket.get(key) is None and self._known.get(key) is known:
                 self.note(key, None, known.revision + 1)
                 del self._known[key]
         self.complete.set()

@@ -71,6 +71,7 @@ class NatsConnection:
         self._settings = settings
         self._name = name
         self._last_error = ""
+        self._reported: set[str] = set()  # errors of the current outage
         self._refused: asyncio.Future[None] | None = None  # while the first connection is made
         self._closing = False
         self._tls = _tls_context(settings)
@@ -189,8 +190,9 @@ class NatsConnection:
         fatal = _refusal(error, self._settings)
         if fatal is not None and self._refused is not None and not self._refused.done():
             self._refused.set_exception(fatal)
-        if text != self._last_error:
-            self._last_error = text
+        self._last_error = text
+        if text not in self._reported:
+            self._reported.add(text)
             log.warning("error of the connection to NATS", error=text)
 
     async def _lost(self) -> None:
@@ -199,6 +201,7 @@ class NatsConnection:
 
     async def _restored(self) -> None:
         self._last_error = ""
+        self._reported.clear()
         self.reconnects += 1
         try:
             self._check_tls()

@@ -17,6 +17,7 @@ from execserver.relay.fleet.tokens import FleetTokens
 from execserver.relay.service.settings import NatsSettings
 from execserver.relay.service.store import StoreUnavailable
 from execserver.telemetry.logs import Logger
+from execserver.telemetry.relay_definitions import RelayNumbers
 
 FIRST_SECONDS = 3.0
 """How long the servers may take at the start, before the relay listens without them."""
@@ -53,6 +54,19 @@ class Fleet:
     def fault(self) -> str:
         """Why the relay cannot admit peers now; empty if it can."""
         return self.connection.fault or self.store.fault or self.bus.fault
+
+    def add_numbers(self, numbers: RelayNumbers) -> None:
+        """Add what the metrics show of this share, at one moment."""
+        bus, links, store = self.bus, self.bus.links, self.store
+        numbers.fleet_nodes = len(links.nodes) + 1
+        numbers.nats_connected = int(self.connection.is_connected)
+        numbers.nats_reconnects = self.connection.reconnects
+        numbers.bus_frames, numbers.bus_bytes = dict(bus.messages), dict(bus.bytes)
+        numbers.bus_queued_bytes, numbers.bus_undecodable = links.queued, bus.undecodable
+        numbers.link_ends = dict(links.ended)
+        numbers.store_operations = store.operations
+        numbers.store_errors = {name: each.codes.get(1, 0) for name, each in store.operations.items()}
+        numbers.health_write_age_seconds = store.health_age
 
     async def reach(self) -> None:
         """Try to connect for the first time; returns also if no server answers yet.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -42,6 +42,7 @@ from execserver.relay.service.store import (
     StoreUnavailable,
 )
 from execserver.telemetry.logs import Logger
+from execserver.telemetry.measures import RequestCounts
 
 GRANT_SECONDS, STATUS_SECONDS, NODE_SECONDS = 120.0, 60.0, 15.0
 """How long these records stay."""
@@ -51,6 +52,9 @@ HEALTH_SECONDS = 2.0
 
 PATIENCE_SECONDS = 4.0
 """How long the store may not answer before it counts as unavailable: longer than a reconnection."""
+
+OPERATIONS = ("environment", "save", "remove", "add_grant", "grant", "use_up", "report", "health")
+"""Names in the metrics."""
 
 log = Logger()
 
@@ -84,6 +88,9 @@ class NatsStore:
 
         self.fault = "the store is not connected yet"
         """Why nothing can be kept now; empty if everything can."""
+        self.operations = {name: RequestCounts() for name in OPERATIONS}
+        """By operation: how many there were, and how long they took. The code is 1 for those that failed."""
+        self._written = time.monotonic()
         self._environments = bucket("environments")
         self._grants = bucket("grants", memory=True, seconds=GRANT_SECONDS)
         self._status = bucket("status", memory=True, seconds=STATUS_SECONDS)
@@ -144,11 +151,17 @@ class NatsStore:
         for mirror in self._mirrors:
             await mirror.close()
 
+    @property
+    def health_age(self) -> float:
+        """Seconds since the own record was last written."""
+        return time.monotonic() - self._written
+
     # -- environments
 
     async def environment(self, environment_id: str) -> Stored | None:
         """The newest record of an environment. See `RegistryStore`."""
-        found = await self._environments.get(environment_id, self._patience)
+        with self._measured("environment"):
+            found = await self._environments.get(environment_id, self._patience)
         if found is None:
             return None
         record = self._decoded(EnvironmentRecord, found.data, f"{self._environments.name}, {environment_id}")
@@ -157,13 +170,15 @@ class NatsStore:
     async def save(self, record: EnvironmentRecord, revision: int) -> int:
         """Keep a record. See `RegistryStore`."""
         key = record.environment_id
-        new = await self._environments.put(key, msgspec.json.encode(record), revision, self._patience)
+        with self._measured("save"):
+            new = await self._environments.put(key, msgspec.json.encode(record), revision, self._patience)
         self._environment_mirror.note(key, record, new)
         return new
 
     async def remove(self, environment_id: str, revision: int) -> None:
         """Remove a record. See `RegistryStore`."""
-        new = await self._environments.remove(environment_id, revision, self._patience)
+        with self._measured("remove"):
+            new = await self._environments.remove(environment_id, revision, self._patience)
         self._environment_mirror.note(environment_id, None, new)
 
     def environments(self) -> Mapping[str, EnvironmentRecord]:
@@ -178,11 +193,13 @@ class NatsStore:
 
     async def add_grant(self, kind: SecretKind, digest: bytes, grant: Grant) -> None:
         """Keep the grant of a secret. See `RegistryStore`."""
-        await self._grants.put(_key(kind, digest), msgspec.json.encode(grant), None, self._patience)
+        with self._measured("add_grant"):
+            await self._grants.put(_key(kind, digest), msgspec.json.encode(grant), None, self._patience)
 
     async def grant(self, kind: SecretKind, digest: bytes) -> StoredGrant | None:
         """The unused grant of a secret. See `RegistryStore`."""
-        found = await self._grants.get(_key(kind, digest), self._patience)
+        with self._measured("grant"):
+            found = await self._grants.get(_key(kind, digest), self._patience)
         if found is None:
             return None
         return StoredGrant(self._decoded(Grant, found.data, f"{self._grants.name}, a {kind}"), found.revision)
@@ -190,7 +207,8 @@ class NatsStore:
     async def use_up(self, kind: SecretKind, digest: bytes, revision: int) -> bool:
         """Remove a grant. See `RegistryStore`."""
         try:
-            await self._grants.remove(_key(kind, digest), revision, self._patience)
+            with self._measured("use_up"):
+                await self._grants.remove(_key(kind, digest), revision, self._patience)
         except Outdated:
             return False
         return True
@@ -199,7 +217,10 @@ class NatsStore:
 
     async def report(self, environment_id: str, status: ExecutorStatus) -> None:
         """Keep the newest status of an executor. See `RegistryStore`."""
-        revision = await self._status.put(environment_id, msgspec.json.encode(status), None, self._patience)
+        with self._measured("report"):
+            revision = await self._status.put(
+                environment_id, msgspec.json.encode(status), None, self._patience
+            )
         self._status_mirror.note(environment_id, status, revision)
 
     def statuses(self) -> Mapping[str, ExecutorStatus]:
@@ -237,7 +258,9 @@ class NatsStore:
             StoreUnavailable: something cannot be kept or read.
         """
         record = msgspec.json.encode(self._record)
-        await self._nodes.put(self._record.node, record, None, PATIENCE_SECONDS)
+        with self._measured("health"):
+            await self._nodes.put(self._record.node, record, None, PATIENCE_SECONDS)
+        self._written = time.monotonic()
         await self._grants.info(PATIENCE_SECONDS)
         for mirror in self._mirrors:
             await mirror.check(PATIENCE_SECONDS)
@@ -262,6 +285,17 @@ class NatsStore:
                     log.error("the store of the fleet is unavailable", error=fault)
                 else:
                     log.info("the store of the fleet is available again")
+
+    @contextlib.contextmanager
+    def _measured(self, operation: str) -> Iterator[None]:
+        began, code = time.monotonic(), 0
+        try:
+            yield
+        except StoreUnavailable:
+            code = 1
+            raise
+        finally:
+            self.operations[operation].add(time.monotonic() - began, code)
 
     def _decoded(self, kind: type[_Record], data: bytes, where: str) -> _Record:
         try:

@@ -19,11 +19,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from execprotocol.relay.contract import ContractError, error_body
+from execserver.local_peers import unix_peer
 from execserver.relay.service.store import StoreUnavailable
 from execserver.relay.service.tokens import TokenRefused
 from execserver.telemetry import tracing
 from execserver.telemetry.logs import Logger
-from execserver.transports.local_peers import unix_peer
 
 LOGGED_PATH_CHARACTERS = 400
 """Limit for logged paths. The longest valid one has an environment id of 256 characters."""

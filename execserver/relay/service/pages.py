@@ -30,6 +30,7 @@ class MetricsReader:
         rendezvous_http: for sockets and their queues.
         guard: for refused requests.
         is_draining: whether the relay is draining.
+        add_fleet: adds the numbers of the relay's share in a fleet; None: it has none.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class MetricsReader:
         rendezvous_http: RendezvousHttp,
         guard: Guard,
         is_draining: Callable[[], bool],
+        add_fleet: Callable[[RelayNumbers], None] | None = None,
     ) -> None:
         self._registry = registry
         self._registry_http = registry_http
@@ -47,11 +49,12 @@ class MetricsReader:
         self._rendezvous_http = rendezvous_http
         self._guard = guard
         self._is_draining = is_draining
+        self._add_fleet = add_fleet
         self._began = time.monotonic()
 
     def numbers(self) -> RelayNumbers:
         """The current values."""
-        counters, pools = self._rendezvous.counters, self._registry.pools.totals()
+        counters = self._rendezvous.counters
         queues = {
             "executor": [peer.queued for peer in self._rendezvous_http.executors],
             "client": [peer.queued for peer in self._rendezvous_http.harnesses.values()],
@@ -76,16 +79,11 @@ class MetricsReader:
             introductions=self._outcomes("connect", ("accepted", "offline", "full")),
             validations=self._outcomes("validate", ("valid", "invalid")),
             refusals=dict(self._guard.refusals),
-            pool_executors={
-                (pool, state): count
-                for pool, each in pools.items()
-                for state, count in (("online", each.online), ("draining", each.draining))
-            },
-            pool_sessions={pool: each.sessions for pool, each in pools.items()},
-            pool_capacity={pool: each.capacity for pool, each in pools.items()},
             pool_waiting=self._registry.pools.waiting(),
         )
         _count_pools(numbers, states)
+        if self._add_fleet is not None:
+            self._add_fleet(numbers)
         return numbers
 
     def _outcomes(self, request: str, outcomes: tuple[str, ...]) -> dict[str, int]:

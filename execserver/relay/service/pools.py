@@ -14,7 +14,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from execprotocol.relay.contract import ContractError, RegisterRequest, StatusRequest
 from execprotocol.relay.pools import member_id, pool_of
@@ -45,17 +44,6 @@ class PoolFull(Exception):
 
 class StaleRegistration(Exception):
     """Another registration has replaced the one that a status names."""
-
-
-class PoolTotals(NamedTuple):
-    """The connected members of a pool, in the whole fleet."""
-
-    online: int
-    """Those that are not draining."""
-    draining: int
-    sessions: int
-    capacity: int
-    """Of those that are online and have a capacity."""
 
 
 @dataclass(slots=True)
@@ -113,7 +101,13 @@ class Pools:
         Raises:
             PoolOffline, PoolFull: there is none; the client counts as waiting. The message says why.
         """
-        connected = [each for each in self._connected(pool) if each.environment_id not in without]
+        connected = [
+            record
+            for each in self._members.get(pool, ())
+            if each not in without
+            and (record := self._store.environments().get(each)) is not None
+            and self._records.live(record) is not None
+        ]
         try:
             chosen = self._chosen(pool, labels, connected)
         except (PoolOffline, PoolFull):
@@ -142,20 +136,6 @@ class Pools:
                 status.registration_id, status.sessions, status.opened, status.draining, self._clock()
             ),
         )
-
-    def totals(self) -> dict[str, PoolTotals]:
-        """The connected members of each pool."""
-        totals = {}
-        for pool in self._members:
-            connected = [(self._status(each.environment_id), each.member) for each in self._connected(pool)]
-            ready = [member for status, member in connected if not status.draining]
-            totals[pool] = PoolTotals(
-                len(ready),
-                len(connected) - len(ready),
-                sum(status.sessions for status, _ in connected),
-                sum(member.capacity or 0 for member in ready if member is not None),
-            )
-        return totals
 
     def waiting(self) -> dict[str, int]:
         """The number of waiting clients of each pool that has members or such clients."""
@@ -191,11 +171,6 @@ class Pools:
                 f"capacity and {draining} are draining"
             )
         return min(free)[2]
-
-    def _connected(self, pool: str) -> list[EnvironmentRecord]:
-        records = self._store.environments()
-        found = [record for each in self._members.get(pool, ()) if (record := records.get(each)) is not None]
-        return [record for record in found if self._records.live(record) is not None]
 
     def _load(self, environment_id: str) -> int:
         status, sent = self._status(environment_id), self._sent.get(environment_id)

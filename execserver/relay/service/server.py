@@ -193,7 +193,13 @@ class RelayServer:
             self._is_draining,
         )
         metrics = MetricsReader(
-            self._registry, registry_http, self._rendezvous, self._sockets, self._guard, self._is_draining
+            self._registry,
+            registry_http,
+            self._rendezvous,
+            self._sockets,
+            self._guard,
+            self._is_draining,
+            self._fleet.add_numbers if self._fleet is not None else None,
         )
         pages = Pages(self._registry, self._rendezvous, metrics, self._fault)
         try:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from execserver import __version__
 from tests.support.cutting_proxy import cutting
 from tests.support.relay_peers import RawExecutor, ask, registration
 from tests.support.relay_service import RelayService, wait_until
+from tests.support.servers import server_of
 from tests.support.wire import PATIENCE, server_command
 
 HARNESS = KeyPair.generate().public
@@ -46,6 +47,8 @@ class Pool:
         self.relay, self.name, self.folder = relay, name, folder
         self.executor_token = relay.token("executor", flags=("--pool", name))
         self.token = relay.token("client", flags=("--pool", name))
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        """The supervisors of members."""
 
     def url(self, query: str = "", base: str = "") -> str:
         return f"relay+{base or self.relay.url}?pool={self.name}{query}"
@@ -98,6 +101,7 @@ class Pool:
                 stdout=subprocess.PIPE,
                 stderr=log,
             )
+            self.processes[environment_id] = process
             assert process.stdout is not None
             try:
                 assert process.stdout.readline().decode() == f"{self.url()}\n"
@@ -341,15 +345,34 @@ async def test_a_member_that_comes_back_with_its_key_has_its_place_again(
                 await pool.connect()
 
 
+@pytest.mark.parametrize("how", ["killed", "upgraded"])
+async def test_the_server_that_follows_is_the_same_member_with_its_sessions(
+    relay: RelayService, folder: Path, how: str
+) -> None:
+    pool = Pool(relay, how, folder)
+    with pool.member(how, "--capacity", "1") as member:
+        async with pool.connect() as executor:
+            supervisor = pool.processes[member]
+            if how == "killed":
+                os.kill(server_of(supervisor.pid, PATIENCE), signal.SIGKILL)
+            else:
+                supervisor.send_signal(signal.SIGHUP)
+            async with asyncio.timeout(PATIENCE):
+                while not executor.recoveries:
+                    assert (await executor.run(["echo", "on"])).text == "on\n"
+            await asyncio.to_thread(pool.wait_for_loads, 1)
+            assert member_of(executor) == member
+            with pytest.raises(PoolFull):
+                await pool.connect("&wait=0")
+        assert await _hello(pool, "&wait=20") == "hello\n"
+
+
 async def test_a_key_cannot_be_pinned_for_a_pool(builders: Pool) -> None:
     with pytest.raises(UnsupportedUrl, match="does not go with a pool"):
         await builders.connect(executor_key_sha256="0" * 64)
 
 
 # -- tenants
-
-
-Request = Callable[[str], Any]
 
 
 @pytest.mark.statement("R12")

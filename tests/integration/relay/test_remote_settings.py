@@ -39,7 +39,7 @@ def run(
 @pytest.mark.parametrize(
     ("flags", "env", "says"),
     [
-        ((*PLACE[:2],), TOKEN, "--environment-id is missing"),
+        ((*PLACE[:2],), TOKEN, "--environment-id and --pool are missing"),
         (PLACE, {}, "--remote needs exactly one of EXECSERVER_REMOTE_TOKEN, --remote-token-file and"),
         ((*PLACE, "--remote-token-file", "none"), {}, "none: No such file or directory"),
         ((*PLACE, "--remote-allowed-clients", "none"), TOKEN, "cannot read the list of clients"),

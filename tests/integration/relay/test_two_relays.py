@@ -23,7 +23,7 @@ from execserver.relay.service.errors import Guard
 from execserver.relay.service.registry_http import PublicUrls, RegistryHttp
 from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.rendezvous_http import RendezvousHttp
-from execserver.relay.service.tokens import TokenStore
+from execserver.relay.service.token_file import TokenStore
 from tests.support.registry_nodes import DistantStore, Fleet, Node
 from tests.support.relay_wire import RawPeer, Wire
 from tests.support.wire import PATIENCE

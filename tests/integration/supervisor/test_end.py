@@ -31,7 +31,11 @@ def all_ended(watched: list[Watched]) -> bool:
 
 
 def records(folder: Path) -> list[str]:
-    return os.listdir(folder / "state/execserver/instances")
+    """The names of the records. Each has a control socket beside it."""
+    names = os.listdir(folder / "state/execserver/instances")
+    numbers = [name for name in names if name.isdigit()]
+    assert sorted(names) == sorted([*numbers, *(f"{number}.sock" for number in numbers)])
+    return numbers
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])

@@ -135,7 +135,7 @@ def test_a_head_in_single_bytes_is_understood(make_server: MakeServer) -> None:
 
 def test_a_peer_of_another_user_is_refused(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server = make_server("unix")
-    monkeypatch.setattr("execserver.transports.local_peers.os.geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr("execserver.local_peers.os.geteuid", lambda: os.getuid() + 1)
 
     assert answer(server, b"") == b""
     assert not server.handlers

@@ -30,6 +30,7 @@ from execclient import (
 from execclient.connection import relay_channel
 from execclient.connection.address import target
 from execclient.connection.connection import Connection
+from execclient.connection.relay import POOL_WAIT_SECONDS, relay_address
 from execclient.connection.target import Target
 from execclient.errors import ConnectionLost, ExecServerError
 from execprotocol.relay import frames, noise
@@ -678,11 +679,35 @@ async def test_closing_sends_everything_first_however_much_it_is() -> None:
         "relay+https://h?x=y",
         "relay+https://h?environment",
         "relay+https:environment=box",
+        "relay+https://h?environment=box&pool=gpu",
+        "relay+https://h?environment=box&label=gpu",
+        "relay+https://h?environment=box&wait=soon",
+        "relay+https://h?label=gpu",
+        "relay+https://h?pool=",
+        "relay+https://h?pool=a/b",
+        "relay+https://h?pool=gpu--0123456789abcdef",
+        "relay+https://h?pool=gpu&pool=cpu",
+        "relay+https://h?pool=gpu&label=",
+        "relay+https://h?pool=gpu&label=a=b=c",
+        "relay+https://h?pool=gpu&wait=-1",
+        "relay+https://h?pool=gpu&wait=nan",
+        "relay+https://h?pool=gpu&wait=1&wait=2",
     ],
 )
-def test_a_relays_url_has_a_host_and_names_one_environment(url: str) -> None:
-    with pytest.raises(UnsupportedUrl, match=r"relay\+https://HOST|environment_id"):
+def test_a_relays_url_has_a_host_and_names_one_environment_or_one_pool(url: str) -> None:
+    with pytest.raises(UnsupportedUrl, match=r"relay\+https://HOST|environment_id|`(pool|label|wait)` must"):
         target(url, token="t")
+
+
+def test_a_pools_url_has_labels_and_a_wait() -> None:
+    found = relay_address("relay+https://h/base/?pool=gpu&label=ssd&label=zone=eu&label=none=&wait=1.5")
+
+    assert (found.base_url, found.environment_id, found.pool) == ("https://h/base", None, "gpu")
+    assert found.labels == {"ssd": None, "zone": "eu", "none": ""}
+    assert found.wait == 1.5
+    assert relay_address("relay+https://h?pool=gpu").wait == POOL_WAIT_SECONDS
+    assert relay_address("relay+https://h?environment=box").wait == 0
+    assert relay_address("relay+https://h?environment=box&wait=3").wait == 3
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,9 @@ def samples(option: Option) -> tuple[Any, Any, Any]:
         return ("ws://127.0.0.1:1", "stdio"), ("ws://127.0.0.1:2",), ("stdio",)
     if option.name == "remote":
         return "https://a", "https://b/c", "http://127.0.0.1:1"
-    if option.name == "environment_id":
+    if option.name == "proxy":
+        return "http://a:1", "socks5h://b", "c"
+    if option.name in ("environment_id", "pool"):
         return "a", "b-c", "d_1"
     if option.name in ("default_limit", "max_limit"):
         return ("memory=512M", "pids=9"), ("cpu=150",), ("wall=30", "pids=8")

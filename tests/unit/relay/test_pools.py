@@ -22,6 +22,7 @@ from execserver.relay.service.pools import (
     member_of,
 )
 from execserver.relay.service.store import EnvironmentRecord, ExecutorSocket, PoolMember, Registration
+from tests.support.registry_nodes import Fleet as NodesOfOneStore
 
 KEY = PublicKeys(bytes(32), bytes(1184))
 
@@ -231,16 +232,29 @@ async def test_a_status_of_another_registration_is_refused(fleet: Fleet) -> None
     assert dict(fleet.store.statuses()) == {}
 
 
-# -- numbers
+# -- several relays over one store
 
 
-async def test_the_connected_members_of_each_pool_are_added_up(fleet: Fleet) -> None:
-    first, second = await fleet.add(1, capacity=4), await fleet.add(2, capacity=8)
-    await fleet.add(3, capacity=100, connected=False)
-    await fleet.add(4, pool="other")
-    await fleet.report(first, 3)
-    await fleet.report(second, 5, draining=True)
-    assert fleet.pools.totals() == {"gpu": (1, 1, 8, 4), "other": (1, 0, 0, 0)}
+async def test_a_relay_chooses_among_executors_of_all_relays_by_reports_that_came_to_any() -> None:
+    now, nodes = [1000.0], NodesOfOneStore(lambda: now[0], MemoryStore())
+    here, there = nodes.node(), nodes.node()
+    one, two = KeyPair.generate().public, KeyPair.generate().public
+    names = [f"gpu--{key.fingerprint[:16]}" for key in (one, two)]
+    for node, name, key in ((here, names[0], one), (there, names[1], two)):
+        registered = await node.registry.register(name, key, "token", PoolMember("gpu", {}, 2))
+        await node.registry.socket_opened(registered.registration, name, lambda _why: None)
+        status = StatusRequest(registered.registration.id, 0, 0, draining=False)
+        await (there if node is here else here).registry.pools.report(name, status)
+
+    chosen = [here.registry.pools.choose("gpu", {}, f"{number}") for number in range(4)]
+    assert Counter(chosen) == dict.fromkeys(names, 2)
+    with pytest.raises(PoolFull):
+        here.registry.pools.choose("gpu", {}, "late")
+    nodes.alive.discard(there.bus.node)
+    with pytest.raises(PoolFull, match="of 1 connected executors"):
+        here.registry.pools.choose("gpu", {}, "late")
+    now[0] += SENT_SECONDS
+    assert here.registry.pools.choose("gpu", {}, "late") == names[0]
 
 
 # -- waiting clients

@@ -302,3 +302,60 @@ def test_a_pipe_in_place_of_the_file_is_refused_and_not_waited_for(tmp_path: Pat
     store.check(secret, "client", "box")
 
     assert "is no file" in store.fault
+
+
+# -- pools
+
+
+MEMBER, ALIEN = "gpu--0123456789abcdef", "gpu-2--0123456789abcdef"
+
+
+def test_a_pools_token_is_for_all_of_its_members_and_nothing_else(store: TokenStore, path: Path) -> None:
+    token, secret = store.create("client", [], pools=["gpu", "gpu"])
+
+    assert token.pools == ("gpu",)
+    assert store.check(secret, "client", MEMBER) == store.check_pool(secret, "gpu") == token
+    for environment in ("gpu", ALIEN, "gpu--0123", "box"):
+        assert refusal(store, secret, environment=environment)[0] == 403
+    assert refusal(store, secret, "executor", MEMBER)[0] == 403
+    with pytest.raises(TokenRefused, match="not for this pool"):
+        store.check_pool(secret, "gpu-2")
+    assert TokenStore(path.parent).tokens == (token,)
+
+
+def test_an_executors_token_or_none_opens_no_pool(store: TokenStore) -> None:
+    _, secret = store.create("executor", ["box"], pools=["gpu"])
+    assert store.check(secret, "executor", "box") == store.check(secret, "executor", MEMBER)
+    with pytest.raises(TokenRefused, match="for the role executor"):
+        store.check_pool(secret, "gpu")
+    for presented in (None, "xrt_made-up"):
+        with pytest.raises(TokenRefused) as refused:
+            store.check_pool(presented, "gpu")
+        assert refused.value.status == 401
+
+
+def test_a_members_id_in_a_file_is_worth_nothing_without_its_pool(store: TokenStore, path: Path) -> None:
+    _, secret = store.create("client", ["box"])
+    content = json.loads(path.read_text())
+    assert "pools" not in content["tokens"][0]  # an earlier relay can read the file
+    content["tokens"][0]["environments"] = [MEMBER]
+    path.write_text(json.dumps(content))
+
+    assert refusal(store, secret, environment=MEMBER)[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("environments", "pools", "says"),
+    [
+        ([], [], "must name one environment or more"),
+        ([MEMBER], [], "is a pool's member; name its pool instead"),
+        ([], ["a/b"], "`pools` must be 1 to"),
+        ([], [MEMBER], "`pools` must not end"),
+    ],
+)
+def test_a_token_for_no_place_or_an_invalid_one_is_refused(
+    store: TokenStore, environments: list[str], pools: list[str], says: str
+) -> None:
+    with pytest.raises(TokenError, match=says):
+        store.create("client", environments, pools=pools)
+    assert store.tokens == ()

@@ -63,21 +63,24 @@ def test_each_command_goes_to_its_own_program(
 
 def test_the_supervisor_imports_the_standard_library_only() -> None:
     package = Path(execserver.__file__).parent
-    alone = [package / name for name in ("descendants.py", "private_folder.py", "__init__.py")]
+    alone = [
+        package / name for name in ("descendants.py", "local_peers.py", "private_folder.py", "__init__.py")
+    ]
     alone.append(Path(trust.__file__))
     for path in [*alone, *(package / "supervisor").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
-            names = []
+            imported = []
             if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
+                imported = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            for name in names:
+                imported = [f"{node.module}.{alias.name}" for alias in node.names]
+            for name in imported:
                 top = name.partition(".")[0]
                 own = name.startswith(
                     (
                         "execserver.supervisor.",
                         "execserver.descendants",
+                        "execserver.local_peers",
                         "execserver.private_folder",
                         "execprotocol.trust",
                     )

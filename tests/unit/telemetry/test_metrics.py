@@ -23,6 +23,7 @@ REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 def gauges(sessions: int = 2, stopping: bool = False) -> Gauges:
     return Gauges(
         stopping=lambda: stopping,
+        draining=lambda: False,
         sessions=lambda: sessions,
         connections=lambda: 3,
         processes=lambda: 4,

@@ -51,6 +51,7 @@ class UnixTarget:
     path: str
     recoverable: bool = True
     renewable: bool = False
+    chooses: bool = False
     longest_pause: float = PAUSE_SECONDS
 
     async def open(self, on_event: OnEvent, on_lost: OnLost, *, resuming: bool) -> Connection:
@@ -68,6 +69,7 @@ class ChildTarget:
     url: str = STDIO
     recoverable: bool = False
     renewable: bool = False
+    chooses: bool = False
     longest_pause: float = PAUSE_SECONDS
 
     async def open(self, on_event: OnEvent, on_lost: OnLost, *, resuming: bool) -> Connection:
@@ -90,6 +92,7 @@ class WebSocketTarget:
     context: tls.SSLContext | None
     proxies: Proxies | None = None
     recoverable: bool = True
+    chooses: bool = False
     longest_pause: float = PAUSE_SECONDS
 
     @property

@@ -154,6 +154,11 @@ class RelayTarget:
         """The fingerprint of the executor at the first connection."""
 
     @property
+    def chooses(self) -> bool:
+        """As `Target.chooses`."""
+        return self._address.pool is not None
+
+    @property
     def url(self) -> str:
         """The URL of the executor; that of the pool until one is chosen."""
         if self._address.pool is None or self._environment_id is None:

@@ -37,6 +37,10 @@ class Target(Protocol):
         """Whether denied access may be temporary: the token is read anew for each connection."""
 
     @property
+    def chooses(self) -> bool:
+        """Whether each new session may get another executor: it is a pool."""
+
+    @property
     def longest_pause(self) -> float:
         """The longest pause between two attempts to replace a lost connection, in seconds."""
 

@@ -27,6 +27,7 @@ from execclient.results import NetworkDecision, NetworkRequest
 from execprotocol.limits import MAX_DECISION_REASON_BYTES
 
 if TYPE_CHECKING:
+    from execclient.session.draining import DrainNotices
     from execprotocol.network import Decision
 
     NetworkAnswer = bool | Decision
@@ -59,10 +60,12 @@ class NetworkAnswers:
 
     Args:
         handlers: for processes without handlers of their own.
+        drains: gets the other events of the session.
     """
 
-    def __init__(self, handlers: NetworkHandlers) -> None:
+    def __init__(self, handlers: NetworkHandlers, drains: DrainNotices | None = None) -> None:
         self._handlers = handlers
+        self._drains = drains
         self._of_process: dict[str, NetworkHandlers] = {}
         self._asking: dict[NetworkRequest, asyncio.Task[Decision]] = {}
         self._answered: dict[str, Json] = {}
@@ -95,6 +98,8 @@ class NetworkAnswers:
     def report(self, method: str, params: Json) -> None:
         """Process an event that belongs to no output."""
         if method != "network/policyDecision":
+            if self._drains is not None:
+                self._drains.received(method, params)
             return
         decision = NetworkDecision.decode(params)
         on_decision = self._handlers_of(decision.process_id).on_decision
@@ -108,6 +113,8 @@ class NetworkAnswers:
     def close(self) -> None:
         """Cancel the handlers: the session has ended for this client."""
         self._closed = True
+        if self._drains is not None:
+            self._drains.close()
         for task in self._asking.values():
             task.cancel()
         self._decisions.clear()

@@ -23,6 +23,7 @@ from execclient.errors import (
     ConnectionLost,
     DaemonNotRunning,
     ExecServerError,
+    ExecutorDraining,
     Refused,
     SessionAttached,
     SessionLost,
@@ -49,6 +50,9 @@ STEADY_SECONDS = 1.0
 ATTACHED_SECONDS = 8.0
 """How long the first connection waits for a session that another connection has. A server needs 5 s to notice
 that the other client is gone."""
+
+DRAINING_SECONDS = 2.0
+"""How long another executor of a pool is tried for. An executor reports a drain to its relay within 0.5 s."""
 
 HANDSHAKES = 10
 """Attempts to open a session while connections are lost before the answer. A session whose id never arrived
@@ -141,6 +145,7 @@ async def join(connector: Connector, session_id: str | None) -> tuple[Connection
         ConnectionFailed: the connection failed.
         SessionLost: there is no such session.
         SessionAttached: another client is connected to it.
+        ExecutorDraining: the executor opens no new sessions.
     """
     clock = asyncio.get_running_loop().time
     begin = clock()
@@ -150,6 +155,10 @@ async def join(connector: Connector, session_id: str | None) -> tuple[Connection
             return await connector.connect(session_id)
         except SessionAttached:
             if clock() - begin >= ATTACHED_SECONDS:
+                raise
+        except ExecutorDraining:
+            # The relay has not heard of it yet, and chooses another executor of the pool soon.
+            if not connector.target.chooses or clock() - begin >= DRAINING_SECONDS:
                 raise
         except Refused as error:
             if session_id is None:
