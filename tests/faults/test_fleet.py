@@ -12,6 +12,7 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,10 @@ from pathlib import Path
 import pytest
 
 from tests.faults.fleet_stage import CounterSession, Fleet, counting, fleet, processes_of
-from tests.faults.service import eventually
+from tests.faults.service import Service, eventually
 from tests.faults.sizes import LONG, Report
+from tests.support.servers import server_of
+from tests.support.wire import PATIENCE
 
 POOLS = {"alpha": 10, "beta": 10} if LONG else {"alpha": 2, "beta": 1}
 """How many executors are in each."""
@@ -52,10 +55,13 @@ class Faults:
         """Kill one of each kind, and wait until everything is in service."""
         stage, chance = self._stage, self._chance
         relay, nats = chance.choice(stage.relays), chance.choice(stage.nats.servers)
-        faults = [("relay", relay.kill, relay.start), ("NATS server", nats.kill, nats.start)]
+        faults: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
+            ("relay", relay.kill, relay.start),
+            ("NATS server", nats.kill, nats.start),
+        ]
         for executor in chance.sample(stage.executors, EXECUTORS_A_ROUND):
-            kill = partial(executor.signal_server, signal.SIGKILL)
-            faults.append(("server of an executor", kill, executor.wait_for_new_server))
+            kill = partial(kill_server, executor)
+            faults.append(("server of an executor", kill, partial(server_of, executor.pid, PATIENCE)))
         chance.shuffle(faults)
         for kind, kill, start in faults:
             await asyncio.sleep(chance.uniform(0, PAUSE_SECONDS))
@@ -64,6 +70,11 @@ class Faults:
             await asyncio.sleep(chance.uniform(0, AWAY_SECONDS))
             await asyncio.to_thread(start)
             await asyncio.to_thread(stage.wait_whole)
+
+
+def kill_server(executor: Service) -> None:
+    """Kill the process that is the server of an executor now; its supervisor starts another one."""
+    os.kill(server_of(executor.pid, PATIENCE), signal.SIGKILL)
 
 
 @pytest.mark.timeout(900 if LONG else 90)
