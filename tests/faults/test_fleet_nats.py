@@ -26,14 +26,17 @@ import pytest_asyncio
 from execclient import ConnectionFailed
 from tests.faults import counters
 from tests.faults.fleet_stage import CounterSession, Fleet, counting, fleet, processes_of
+from tests.faults.sizes import LONG
 from tests.sandbox_user import remove_tree
 from tests.support.relay_service import wait_until
 
 RECOVERY_SECONDS = 10.0
 """How long a relay may need until it is ready again, from when NATS is."""
 PAUSE = 0.1
-BURST_BYTES = 48 << 20
+BURST_BYTES = 16 << 20
 """More than what fits a socket and `max_pending`, and less than what an executor keeps of a process."""
+
+long_form = pytest.mark.skipif(not LONG, reason="takes 20 s: run by `make faults`")
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
 
@@ -135,6 +138,7 @@ async def test_streams_within_a_relay_go_on_while_all_nats_servers_are_restarted
         await asyncio.to_thread(stage.nats.start)
 
 
+@long_form
 async def test_a_nats_server_that_hangs_is_given_up_for_another_one(stage: Fleet) -> None:
     async with sessions(stage) as (_, far):
         for server in stage.nats.servers:  # a relay is connected to one of them, another one leads
@@ -176,10 +180,11 @@ async def test_a_full_disk_of_nats_is_told_and_streams_go_on(folder: Path) -> No
         assert await stage.end_executors() == []
 
 
+@long_form
 async def test_a_relay_that_nats_drops_as_a_slow_consumer_recovers(folder: Path) -> None:
     content = folder / "counters"
     content.write_bytes(counters.stretch(0, BURST_BYTES))
-    async with fleet(folder, relays=2, count=1, settings="max_pending: 8MB") as stage:
+    async with fleet(folder, relays=2, count=1, settings="max_pending: 1MB") as stage:
         await stage.add_executors("pool", 1, stage.relays[0].url)
         relay = stage.relays[1]
         async with sessions(stage), await stage.connect("pool", relay.url) as far:
@@ -194,6 +199,6 @@ async def test_a_relay_that_nats_drops_as_a_slow_consumer_recovers(folder: Path)
             async for _, data in process:
                 check.take(data)
             assert check.position == BURST_BYTES
-            assert far.recoveries == 1
+            assert far.recoveries >= 1
         assert "connection to NATS lost" in relay.log
         assert await stage.end_executors() == []
