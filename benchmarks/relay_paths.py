@@ -216,6 +216,7 @@ class RelayEnd:
         self._frames: asyncio.Queue[bytes] = asyncio.Queue()
         self._has_room = asyncio.Event()
         self._lost = asyncio.Event()
+        self._reason = ""
 
     def socket_opened(self, socket: FrameSocket) -> None:
         """The relay has agreed."""
@@ -230,9 +231,10 @@ class RelayEnd:
         self._has_room.set()
 
     def socket_lost(self, reason: str) -> None:
-        """It is over: `receive` returns the reason, which is no frame."""
+        """It is over, and so is `receive`."""
+        self._reason = reason
         self._lost.set()
-        self._frames.put_nowait(reason.encode())
+        self._frames.put_nowait(b"")
 
     async def send(self, frame: bytes) -> None:
         """As `End.send`."""
@@ -243,7 +245,10 @@ class RelayEnd:
 
     async def receive(self) -> bytes:
         """As `End.receive`."""
-        return await self._frames.get()
+        frame = await self._frames.get()
+        if not frame:
+            raise ConnectionError(f"a relay ended the socket: {self._reason}")
+        return frame
 
     async def close(self) -> None:
         """End the socket."""

@@ -61,14 +61,15 @@ class Scale:
     """How many of each."""
 
     executors: int = 1_000
-    streams: int = 2_000
-    reports: int = 3_000
+    streams: int = 1_000
+    """One of each executor: its relay may then hold an executor for as long as the way to NATS is full."""
+    reports: int = 2_000
     small_frames: int = 100_000
     large_frames: int = 4_000
 
 
 FULL = Scale()
-QUICK = Scale(executors=20, streams=40, reports=40, small_frames=2_000, large_frames=100)
+QUICK = Scale(executors=20, streams=20, reports=40, small_frames=2_000, large_frames=100)
 
 ENVIRONMENTS_STREAM = "KV_execserver_environments"
 

@@ -162,8 +162,8 @@ _MAX_LIMIT = _option(
 _SANDBOXED_ONLY = _option("default_limit is for commands in a sandbox only", group=LIMITS)
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of one daemon. `effective.load` reads and checks them."""
+class _ConnectionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of how clients reach the daemon, and of when it lets them go."""
 
     listen: Annotated[
         tuple[str, ...],
@@ -363,6 +363,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             check=_proxy_url,
         ),
     ] = None
+
+
+class Settings(_ConnectionSettings, frozen=True, kw_only=True):
+    """The settings of one daemon. `effective.load` reads and checks them."""
+
     retained_output_bytes: Annotated[
         int,
         _option(

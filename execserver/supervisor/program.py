@@ -88,6 +88,8 @@ UPGRADE_GRACE_S = 20.0
 CHECK_TIMEOUT_S = 10.0
 # Killing takes milliseconds; only a process that hangs in the kernel survives longer.
 KILL_TIMEOUT_S = 2.0
+# What the service manager is asked for beyond all that, for a busy machine.
+SPARE_S = 8.0
 
 _STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -250,7 +252,7 @@ class Supervisor:
             if received == signal.SIGCHLD:
                 continue  # children are checked after every wake-up
             if received == signal.SIGTERM and self._may_drain():
-                self._service_manager.stopping(self._drain_grace + STOP_GRACE_S + KILL_TIMEOUT_S)
+                self._service_manager.stopping(self._drain_grace + STOP_GRACE_S + KILL_TIMEOUT_S + SPARE_S)
                 self._drain.end_service(self._drain_grace)
             elif received != signal.SIGHUP or self._hangup_stops:
                 self._stop()

@@ -187,7 +187,7 @@ RELAY_DEFINITIONS: tuple[RelayDefinition, ...] = (
     RelayDefinition(
         "execserver_relay_nats_reconnects_total",
         "counter",
-        "Connections to NATS after the first.",
+        "Times that a lost connection to NATS was restored.",
         "nats_reconnects",
     ),
     RelayDefinition(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -65,9 +67,9 @@ def start(folder: Path) -> Iterator[Start]:
     """Start a daemon: `start(*flags, listen=URL)`."""
     servers: list[Server] = []
 
-    def begin(*flags: str, listen: str = "") -> Server:
+    def begin(*flags: str, listen: str = "", **variables: str) -> Server:
         place = listen or f"unix://{folder}/{len(servers)}.sock"
-        servers.append(Server(place, *flags, env=environment(folder)))
+        servers.append(Server(place, *flags, env=environment(folder) | variables))
         return servers[-1]
 
     yield begin
@@ -353,3 +355,55 @@ def test_a_command_in_a_sandbox_cannot_drain_its_daemon(start: Start, folder: Pa
         inside = subprocess.run([*confined, "-c", script], capture_output=True, text=True, check=False)
         assert "sandbox or a container" in inside.stdout, inside.stderr
         assert client.call("server/health")["status"] == "ok"
+
+
+# -- under a service manager
+
+
+def test_the_service_manager_is_told_how_long_the_stop_may_take(start: Start, folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(PATIENCE)
+        manager.bind(f"{folder}/notify")
+        server = start("--drain-grace", "60", NOTIFY_SOCKET=f"{folder}/notify")
+        with server.connect(extensions=True) as client:
+            server.process.send_signal(signal.SIGTERM)
+            wait_notices(client, 1)
+            os.kill(server_of(server.pid, PATIENCE), signal.SIGKILL)
+            client.wait_end()
+            session = client.session_id
+        with server.connect(resume=session) as client:
+            client.call("session/end", {})
+        assert server.process.wait(PATIENCE) == 0
+        told = []
+        manager.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                told.append(manager.recv(4096).decode())
+    stopping = [message for message in told if "STOPPING=1" in message]
+    assert len(stopping) == 1
+    assert "EXTEND_TIMEOUT_USEC=80000000" in stopping[0]
+    after = told[told.index(stopping[0]) + 1 :]
+    assert not any("READY=1" in message for message in after), "a new server makes no ready service of it"
+
+
+def test_a_server_that_hangs_does_not_use_up_the_grace(folder: Path) -> None:
+    program = (
+        "import sys; from execserver.supervisor import drain, program, start; "
+        "drain.ANSWER_S = program.STOP_GRACE_S = 0.5; sys.exit(start.run(sys.argv[1:]))"
+    )
+    listen = f"unix://{folder}/s.sock"
+    service = subprocess.Popen(
+        [sys.executable, "-c", program, "--listen", listen, "--drain-grace", "600"],
+        env=environment(folder),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert service.stdout is not None
+    assert service.stdout.readline().strip() == listen
+    os.kill(server_of(service.pid, PATIENCE), signal.SIGSTOP)
+    service.send_signal(signal.SIGTERM)
+    _, errors = service.communicate(timeout=PATIENCE)
+    assert service.returncode == 0
+    assert "the server has not answered for 0.5 s" in errors

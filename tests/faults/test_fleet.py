@@ -112,8 +112,8 @@ async def test_counters_survive_kills_of_nats_servers_relays_and_executors(
         assert eventually(lambda: not +stage.gauges(), within=10), stage.gauges()
         # What was given to clients for a relay that was killed then is unused until it expires.
         unused = set(await stage.unused_grants())
-        async with await stage.connect("alpha") as client:
-            await client.run(["true"])
+        async with await stage.connect("alpha") as executor:
+            await executor.run(["true"])
         assert set(await stage.unused_grants()) <= unused
         if LONG:
             await asyncio.sleep(GRANT_SECONDS)

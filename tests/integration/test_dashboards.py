@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +22,11 @@ from execserver.telemetry.exposition import Described
 from execserver.telemetry.relay_definitions import RELAY_DEFINITIONS
 from tests.conftest import StartServer
 from tests.integration.test_health_pages import ask
+from tests.interop.relay_peers import Peer
+from tests.support.nats_servers import NatsServers
+from tests.support.relay_service import RelayService
 from tests.support.relayed_server import RelayedServer
-from tests.support.wire import UpgradeRefusedError
+from tests.support.wire import UpgradeRefusedError, server_command
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "grafana"
 TABLES: Mapping[str, Sequence[Described]] = {"daemon": DEFINITIONS, "relay-fleet": RELAY_DEFINITIONS}
@@ -195,7 +199,7 @@ def test_a_daemon_has_each_series_of_its_dashboard(start_server: StartServer, tm
     assert missing("daemon", page) == set()
 
 
-def test_a_relay_has_each_series_of_its_dashboard(tmp_path: Path) -> None:
+def test_a_relay_without_nats_has_each_series_but_those_of_a_fleet(tmp_path: Path) -> None:
     with RelayedServer(tmp_path / "relay") as server:
         with pytest.raises(AccessDenied), connect(server.client_url, token="wrong"):
             pass
@@ -205,3 +209,36 @@ def test_a_relay_has_each_series_of_its_dashboard(tmp_path: Path) -> None:
 
     of_a_fleet = re.compile(r"execserver_relay_(fleet|nats|bus|link|store|health|pool)_")
     assert [name for name in missing("relay-fleet", page) if not of_a_fleet.match(name)] == []
+
+
+def test_a_relay_of_a_fleet_has_each_series_of_its_dashboard(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        nats = stack.enter_context(NatsServers(tmp_path / "nats"))
+        far, near = (
+            stack.enter_context(RelayService(tmp_path / name, nats=("--nats", nats.url)))
+            for name in ("far", "near")
+        )
+        pool = ("--pool", "gpu")
+        variables = {"EXECSERVER_REMOTE_TOKEN": far.token("executor", flags=pool)}
+        flags = ("--remote", far.url, *pool, "--capacity", "4")
+        stack.enter_context(Peer([*server_command(), *flags], tmp_path / "executor", env=variables))
+        url, token = f"relay+{near.url}?pool=gpu", near.token("client", flags=pool)
+        with pytest.raises(AccessDenied), connect(url, token="wrong"):
+            pass
+        with connect(url, token=token) as executor:
+            assert executor.run(["echo", "hello"]).text == "hello\n"
+            samples = near.metrics()
+            page = ask_relay(near.state, "/metrics").decode()
+
+    assert missing("relay-fleet", page) == set()
+    assert samples["execserver_relay_fleet_nodes"] == 2
+    assert samples["execserver_relay_nats_connected"] == 1
+    assert samples['execserver_relay_pool_executors{pool="gpu",state="online"}'] == 1
+    assert samples['execserver_relay_pool_capacity{pool="gpu"}'] == 4
+    for direction in ("in", "out"):
+        frames = samples[f'execserver_relay_bus_frames_total{{direction="{direction}"}}']
+        assert frames > 2
+        assert samples[f'execserver_relay_bus_bytes_total{{direction="{direction}"}}'] > frames
+    assert samples['execserver_relay_store_duration_seconds_count{operation="grant"}'] > 0
+    assert samples['execserver_relay_store_errors_total{operation="grant"}'] == 0
+    assert samples["execserver_relay_health_write_age_seconds"] < 6

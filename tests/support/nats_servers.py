@@ -147,6 +147,7 @@ class NatsServers:
         max_file: the most bytes that a server keeps in files.
         host: the host in `url`, for certificates that have no IP address.
         launcher: a command in front of each server, for example to give it a small disk.
+        advertise: whether clients learn of the other servers from one.
         start: whether to start at once, and wait until all serve.
     """
 
@@ -161,9 +162,11 @@ class NatsServers:
         max_file: int = 256 << 20,
         host: str = "127.0.0.1",
         launcher: Sequence[str] = (),
+        advertise: bool = True,
         start: bool = True,
     ) -> None:
         self._jetstream = jetstream
+        self._advertise = advertise
         self.servers: list[NatsServer] = []
         for index in range(count):
             own = folder / f"n{index}"
@@ -255,7 +258,8 @@ class NatsServers:
         if len(self.servers) > 1:
             routes = ", ".join(f'"nats://127.0.0.1:{each.route_port}"' for each in self.servers)
             lines.append(
-                f"cluster {{ name: test, listen: 127.0.0.1:{server.route_port}, routes: [{routes}] }}"
+                f"cluster {{ name: test, listen: 127.0.0.1:{server.route_port}, routes: [{routes}], "
+                f"no_advertise: {str(not self._advertise).lower()} }}"
             )
         return "\n".join([*lines, settings, ""])
 

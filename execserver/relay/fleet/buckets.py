@@ -141,7 +141,12 @@ class Bucket:
         return Value(found.data or b"", found.seq)
 
     async def put(
-        self, key: str, data: bytes, revision: int | None, seconds: float = ELECTION_SECONDS
+        self,
+        key: str,
+        data: bytes,
+        revision: int | None,
+        seconds: float = ELECTION_SECONDS,
+        ttl: float | None = None,
     ) -> int:
         """Write a value; returns its revision.
 
@@ -150,6 +155,7 @@ class Bucket:
             data: the value.
             revision: of the value that this one replaces; 0: there must be none. None: whatever is there.
             seconds: how long to try.
+            ttl: how many seconds the value stays; None: as long as the bucket says.
 
         Raises:
             Outdated: the key has another revision by now.
@@ -157,14 +163,14 @@ class Bucket:
             BucketMissing: there is no bucket.
         """
         try:
-            return await self._publish(key, data, {}, revision, seconds)
+            return await self._publish(key, data, {}, revision, seconds, ttl)
         except Outdated:
             if revision != 0:
                 raise
             last = await self._last(key, seconds)
             if last is None or (last.headers or {}).get(KV_OP) not in (KV_DEL, KV_PURGE):
                 raise
-            return await self._publish(key, data, {}, last.seq, seconds)
+            return await self._publish(key, data, {}, last.seq, seconds, ttl)
 
     async def remove(self, key: str, revision: int | None, seconds: float = ELECTION_SECONDS) -> int:
         """Remove a key; returns the revision of its marker. Arguments and errors as those of `put`."""
@@ -178,14 +184,14 @@ class Bucket:
         headers: dict[str, str],
         revision: int | None,
         seconds: float,
-        marker_seconds: float | None = None,
+        ttl: float | None = None,
     ) -> int:
         headers = {**headers, api.Header.MSG_ID: secrets.token_hex(12)}
         if revision is not None:
             headers[api.Header.EXPECTED_LAST_SUBJECT_SEQUENCE] = str(revision)
         subject = f"$KV.{self.name}.{key}"
         answer = await self._repeat(
-            lambda: self.context.publish(subject, data, headers=dict(headers), msg_ttl=marker_seconds),
+            lambda: self.context.publish(subject, data, headers=dict(headers), msg_ttl=ttl),
             seconds,
         )
         return answer.seq
@@ -292,7 +298,7 @@ class Mirror(Generic[_Record]):
     Args:
         bucket: the bucket.
         decode: makes a record of a value; raises ValueError if it is invalid. Invalid values are logged, and
-            are not in the copy.
+            are not in the copy, and neither are keys with a dot.
     """
 
     def __init__(self, bucket: Bucket, decode: Callable[[bytes], _Record]) -> None:
@@ -418,6 +424,8 @@ class Mirror(Generic[_Record]):
     def _take(self, entry: KeyValue.Entry) -> None:
         assert entry.revision is not None
         self._seen = max(self._seen, entry.revision)
+        if "." in entry.key:
+            return
         record = None
         if entry.operation not in (KV_DEL, KV_PURGE):
             try:

@@ -159,7 +159,8 @@ class NatsBus:
             await asyncio.wait_for(self._idle.wait(), CLOSE_SECONDS)
         runner.cancel()  # it takes leave
         await asyncio.wait((runner,))
-        await asyncio.wait(self._closing, timeout=CLOSE_SECONDS)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=CLOSE_SECONDS)
         for closing in self._closing:
             closing.cancel()
         self._error = "the bus was closed"
@@ -207,9 +208,14 @@ class NatsBus:
             connection = None
 
     async def _until_stuck(self, connection: NatsConnection) -> None:
-        while not connection.closed.is_set() and self._clock() - self._echoed <= STUCK_SECONDS:
+        while not connection.closed.is_set():
+            begun = self._clock()
             with suppress(TimeoutError):
                 await asyncio.wait_for(connection.closed.wait(), BEAT_SECONDS / 2)
+            now = self._clock()
+            # If this process did not run, beats wait to be read.
+            if now - self._echoed > STUCK_SECONDS and now - begun < BEAT_SECONDS:
+                return
 
     async def _take_leave(self, connection: NatsConnection) -> None:
         with suppress(NatsError, OSError, TimeoutError):

@@ -110,7 +110,7 @@ class Link:
         self.queued = 0
         """Bytes in the queue, about."""
         self.held: set[tuple[str, str]] = set()
-        """The pairs whose address here got "full" because the queue is too long."""
+        """The pairs whose address here got "congested"."""
         self.on_way: deque[tuple[int, int]] = deque()
         """The number and the bytes of each packet that the other relay has not reported."""
         self.on_way_bytes = 0
@@ -231,7 +231,7 @@ class Links:
             self._end_epoch(link, "overflow")
         elif link.queued > HIGH_BYTES and message.kind == "frame":
             link.held.add(pair)
-            self._deliver(message.sender, BusMessage("full", address))
+            self._deliver(message.sender, BusMessage("congested", address))
         return True
 
     def heard_of(self, node: str, now: float) -> None:
@@ -335,10 +335,10 @@ class Links:
             self._end_pairs(link)
             self._wake()
         elif packet.sent > link.received:
-            link.received = packet.sent
             for envelope in packet.messages:
                 link.unreported += envelope.size
                 self._deliver_from(link, envelope)
+            link.received = packet.sent  # not if a receiver failed: the rest of the packet is lost
             if link.unreported > REPORT_BYTES:
                 link.mark_due = True
                 self._wake()

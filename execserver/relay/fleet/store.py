@@ -1,14 +1,14 @@
-"""The registry's records in buckets of a NATS cluster (`RegistryStore`), and the list of the relays there.
+"""The registry's records in buckets of a NATS cluster (`RegistryStore`).
 
-    PREFIX_environments   file    one `EnvironmentRecord` each
+    PREFIX_environments   file    one `EnvironmentRecord` each; `relay.NODE` for 15 s, one `NodeRecord` each
     PREFIX_grants         memory  for 120 s, by kind and SHA-256 of the secret: one `Grant` each
     PREFIX_status         memory  for 60 s, one `ExecutorStatus` each
-    PREFIX_nodes          file    for 15 s, one `NodeRecord` each
 
 All values are JSON. Members that are unknown, of a newer version, are ignored.
 
-Each relay writes its own record of `nodes` every two seconds. That shows whether the cluster can keep
-anything: a full disk, a lost majority and JetStream that is off are known before a peer asks (`fault`).
+Each relay writes its own `NodeRecord` every two seconds. That shows whether the cluster can keep anything: a
+full disk, a lost majority and JetStream that is off are known before a peer asks (`fault`). The record is in
+the bucket of environments, because the disk may be full for one bucket and have room in a block of another.
 """
 
 from __future__ import annotations
@@ -94,17 +94,11 @@ class NatsStore:
         self._environments = bucket("environments")
         self._grants = bucket("grants", memory=True, seconds=GRANT_SECONDS)
         self._status = bucket("status", memory=True, seconds=STATUS_SECONDS)
-        self._nodes = bucket("nodes", seconds=NODE_SECONDS)
         self._record = NodeRecord(node, "", time.time())
         self._environment_mirror = Mirror(self._environments, msgspec.json.Decoder(EnvironmentRecord).decode)
         self._status_mirror = Mirror(self._status, msgspec.json.Decoder(ExecutorStatus).decode)
-        self._node_mirror = Mirror(self._nodes, msgspec.json.Decoder(NodeRecord).decode)
-        self._buckets = [self._environments, self._grants, self._status, self._nodes]
-        self._mirrors: list[Mirror[Any]] = [
-            self._environment_mirror,
-            self._status_mirror,
-            self._node_mirror,
-        ]
+        self._buckets = [self._environments, self._grants, self._status]
+        self._mirrors: list[Mirror[Any]] = [self._environment_mirror, self._status_mirror]
         self._connection = connection
         self._reconnected = asyncio.Event()
         self._health: asyncio.Task[None] | None = None
@@ -119,7 +113,7 @@ class NatsStore:
         """Create what is missing, read everything, and follow it until `close`.
 
         Args:
-            url: of this relay, for the list.
+            url: of this relay, for its record.
 
         Raises:
             StoreUnavailable: nothing is followed. Call it again.
@@ -142,12 +136,8 @@ class NatsStore:
         self._health = asyncio.get_running_loop().create_task(self._try_always())
 
     async def close(self) -> None:
-        """End, and take this relay off the list (idempotent)."""
-        health, self._health = self._health, None
-        await end_task(health)
-        if health is not None and not self.fault:
-            with contextlib.suppress(StoreUnavailable):
-                await self._nodes.remove(self._record.node, None, 1.0)
+        """End (idempotent)."""
+        await end_task(self._health)
         for mirror in self._mirrors:
             await mirror.close()
 
@@ -213,7 +203,7 @@ class NatsStore:
             return False
         return True
 
-    # -- status and nodes
+    # -- status
 
     async def report(self, environment_id: str, status: ExecutorStatus) -> None:
         """Keep the newest status of an executor. See `RegistryStore`."""
@@ -226,10 +216,6 @@ class NatsStore:
     def statuses(self) -> Mapping[str, ExecutorStatus]:
         """The newest status of each environment. See `RegistryStore`."""
         return self._status_mirror.records
-
-    def nodes(self) -> Mapping[str, NodeRecord]:
-        """The relays of the fleet; one that died is in it for 15 s."""
-        return self._node_mirror.records
 
     def sweep(self, now: float) -> None:
         """Nothing: the servers forget expired grants."""
@@ -259,7 +245,8 @@ class NatsStore:
         """
         record = msgspec.json.encode(self._record)
         with self._measured("health"):
-            await self._nodes.put(self._record.node, record, None, PATIENCE_SECONDS)
+            key = f"relay.{self._record.node}"
+            await self._environments.put(key, record, None, PATIENCE_SECONDS, ttl=NODE_SECONDS)
         self._written = time.monotonic()
         await self._grants.info(PATIENCE_SECONDS)
         for mirror in self._mirrors:

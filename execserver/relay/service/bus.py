@@ -10,9 +10,10 @@ import secrets
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
-MessageKind = Literal["joined", "crowded", "frame", "gone", "full", "room"]
+MessageKind = Literal["joined", "crowded", "frame", "gone", "full", "congested", "room"]
 """joined: a harness connected. crowded: there are too many harnesses. frame: forward this. gone: the sender's
-socket ended. full: the sender's queue is above its high mark. room: it is below its low mark again."""
+socket ended. full: the sender's queue is above its high mark. congested: the way to the sender's relay is, as
+the bus itself reports. room: it is below its low mark again."""
 
 
 class BusMessage(NamedTuple):
@@ -55,8 +56,8 @@ class Bus(Protocol):
         """Send one message. False: there is certainly no subscriber.
 
         If the receiver turns out to be lost later, or messages between the two relays were lost, the sender's
-        address gets "gone" from the receiver's. While the way to another relay is congested, the sender gets
-        "full" from the receiver's address, and "room" when it no longer is.
+        address gets "gone" from the receiver's. A sender of frames gets "congested" from the receiver's
+        address while the way to its relay is congested, and "room" when it no longer is.
         """
 
 

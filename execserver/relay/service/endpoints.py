@@ -110,7 +110,7 @@ class HarnessEndpoint:
             case "frame":
                 if not self._context.queues.send(self.peer, message.frame, self._close_slow, self._group):
                     self._notify("full")
-            case "full":
+            case "full" | "congested":
                 self.peer.pause()
             case "room":
                 self.peer.resume()
@@ -206,6 +206,8 @@ class ExecutorEndpoint:
             self._left(harness)
         elif message.kind == "full":
             self._hold(harness)
+        elif message.kind == "congested":
+            self._wait_for_room(harness)
         elif message.kind == "room":
             self._release(harness)
 
@@ -300,6 +302,15 @@ class ExecutorEndpoint:
             self.peer.pause()
         self._held.add(harness)
         self._start_hold(harness)
+
+    def _wait_for_room(self, harness: _HarnessState) -> None:
+        """Stop reading from the executor until the way to a relay has room again, or that relay is dead.
+
+        The bus would end all sockets between the two relays, also of other executors, if its queue grew.
+        """
+        if not self._held:
+            self.peer.pause()
+        self._held.add(harness)
 
     def _start_hold(self, harness: _HarnessState) -> None:
         limits = self._context.limits

@@ -84,6 +84,7 @@ async def test_new_sessions_go_to_the_other_member_and_the_old_ones_go_on(pool: 
         for _ in range(5):  # also at once, before the relay knows
             async with connect(url, token=token) as another:
                 assert await member_of(another, members) is not draining
+        wait_until(lambda: sorted(row["draining"] for row in relay.environments()) == [False, True])
         executor.drop_connection()
         assert (await counting).text.split() == [str(number) for number in range(1, 301)]
         assert executor.recoveries == 1

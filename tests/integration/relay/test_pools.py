@@ -6,10 +6,8 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,106 +15,22 @@ import pytest
 
 from execclient import AccessDenied, EnvironmentOffline, PoolFull, SessionLost, UnsupportedUrl, connect
 from execprotocol.relay.contract import PoolConnectRequest
-from execprotocol.relay.key_files import load_key_pair
 from execprotocol.relay.keys import KeyPair
 from execserver import __version__
 from tests.support.cutting_proxy import cutting
 from tests.support.relay_peers import RawExecutor, ask, registration
-from tests.support.relay_service import RelayService, wait_until
+from tests.support.relay_pools import Pool, member_of
+from tests.support.relay_service import RelayService
 from tests.support.servers import server_of
-from tests.support.wire import PATIENCE, server_command
+from tests.support.wire import PATIENCE
 
 HARNESS = KeyPair.generate().public
-
-
-def variables(**further: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("EXECSERVER_")}
-    return {**kept, "EXECSERVER_CONFIG": "", **further}
 
 
 @pytest.fixture(autouse=True)
 def nothing_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("URL", "TOKEN", "TOKEN_FILE", "EXECUTOR_KEY_SHA256"):
         monkeypatch.delenv(f"EXECSERVER_{name}", raising=False)
-
-
-class Pool:
-    """A pool at a relay: its tokens and its executors."""
-
-    def __init__(self, relay: RelayService, name: str, folder: Path) -> None:
-        self.relay, self.name, self.folder = relay, name, folder
-        self.executor_token = relay.token("executor", flags=("--pool", name))
-        self.token = relay.token("client", flags=("--pool", name))
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        """The supervisors of members."""
-
-    def url(self, query: str = "", base: str = "") -> str:
-        return f"relay+{base or self.relay.url}?pool={self.name}{query}"
-
-    def connect(self, query: str = "", base: str = "", **arguments: Any) -> connect:
-        return connect(self.url(query, base), **{"token": self.token, **arguments})
-
-    def command(self, *arguments: str, url: str | None = None) -> subprocess.CompletedProcess[str]:
-        """`execserver ARGUMENTS` with the pool as its daemon."""
-        places = {"EXECSERVER_URL": url or self.url(), "EXECSERVER_TOKEN": self.token}
-        return subprocess.run(
-            [sys.executable, "-m", "execserver", *arguments],
-            env=variables(**places, XDG_STATE_HOME=str(self.folder / "client")),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-
-    @property
-    def loads(self) -> dict[str, int | None]:
-        """The sessions of each connected member, by its environment id."""
-        return {
-            row["environment"]: row["sessions"]
-            for row in self.relay.environments()
-            if row["pool"] == self.name
-        }
-
-    def wait_for_loads(self, *loads: int) -> None:
-        """Wait until the members have reported these numbers of sessions."""
-        wait_until(lambda: sorted(self.loads.values(), key=str) == sorted(loads, key=str), what=f"{loads}")
-
-    @contextmanager
-    def member(self, name: str, *flags: str) -> Iterator[str]:
-        """A connected executor that has reported its load; its environment id."""
-        state = self.folder / name
-        state.mkdir(exist_ok=True)
-        key = load_key_pair(state / "key", create=True).public
-        environment_id = f"{self.name}--{key.fingerprint[:16]}"
-        with (state / "log").open("ab+") as log:
-            process = subprocess.Popen(
-                [
-                    *server_command(),
-                    *("--remote", self.relay.url, "--pool", self.name),
-                    *("--remote-key-file", str(state / "key"), *flags),
-                ],
-                env=variables(EXECSERVER_REMOTE_TOKEN=self.executor_token, XDG_STATE_HOME=str(state)),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-            )
-            self.processes[environment_id] = process
-            assert process.stdout is not None
-            try:
-                assert process.stdout.readline().decode() == f"{self.url()}\n"
-                wait_until(lambda: self.loads.get(environment_id) is not None, what="it is not online")
-                yield environment_id
-            finally:
-                process.send_signal(signal.SIGTERM)
-                status = process.wait(PATIENCE)
-                process.stdout.close()
-        assert status == 0, (state / "log").read_text()
-
-
-def member_of(executor: Any) -> str:
-    """The environment id of the executor that a client got."""
-    return str(executor.url).partition("?environment=")[2]
 
 
 @pytest.fixture(scope="module")

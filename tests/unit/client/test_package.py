@@ -72,7 +72,7 @@ def test_the_public_names_are_these() -> None:
 
     assert set(execclient.__all__) - failures == {
         *("connect", "Executor", "Process", "FileSystem"),
-        *("NetworkAccess", "NetworkDecision", "NetworkRequest"),
+        *("DrainNotice", "NetworkAccess", "NetworkDecision", "NetworkRequest"),
         *(
             "ResourceLimits",
             "RunResult",

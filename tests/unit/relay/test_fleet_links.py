@@ -70,7 +70,7 @@ class Caller:
         assert message.sender == self.acceptor
         if message.kind == "gone":
             self.end()
-        elif message.kind == "full":
+        elif message.kind == "congested":
             self._is_full = True
         elif message.kind == "room":
             self._is_full = False

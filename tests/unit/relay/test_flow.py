@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from execprotocol.relay import frames
+from execserver.relay.service.bus import BusMessage, MemoryBus, MessageKind
 from execserver.relay.service.queues import Limits
 from tests.support.rendezvous_peers import FakePeer, Relay
 
@@ -369,3 +370,20 @@ def test_a_reset_too_many_for_a_full_executor_ends_it_once() -> None:
     assert relay.counters.closed["slow_consumer"] == 1
     assert relay.counters.resets["relay_peer_closed"] < 8  # the others had no receiver
     assert (relay.counters.streams, relay.counters.harnesses, relay.counters.executors) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("end", ["room", "gone"])
+def test_an_executor_waits_for_a_congested_way_as_long_as_it_takes(end: MessageKind) -> None:
+    bus = MemoryBus()
+    relay = Relay(bus=bus)
+    executor, client = relay.executor(), relay.harness("h1")
+    relay.harness("h2")
+    way = BusMessage("congested", relay.rendezvous.address(client))
+
+    bus.publish(relay.rendezvous.address(executor), way)
+    relay.time.pass_by(60)
+    assert executor.is_paused()
+
+    bus.publish(relay.rendezvous.address(executor), way._replace(kind=end))
+    assert not executor.is_paused()
+    assert relay.counters.holds == 0

@@ -138,8 +138,9 @@ async def test_members_of_pools_are_counted_by_what_they_reported() -> None:
         member = PoolMember("gpu", capacity=4)
         await relay.store.save(EnvironmentRecord(name, registration, None, member), 0)
         await relay.store.report(name, ExecutorStatus(f"r-{number}", sessions, sessions, draining, 0.0))
+    idle = f"cpu--{0:016x}"
     unlimited = EnvironmentRecord(
-        "cpu--0", Registration("cpu--0", "r", KEY, "token", 0.0, b""), None, PoolMember("cpu")
+        idle, Registration(idle, "r", KEY, "token", 0.0, b""), None, PoolMember("cpu")
     )
     await relay.store.save(unlimited, 0)
 

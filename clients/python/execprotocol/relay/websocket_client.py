@@ -76,12 +76,10 @@ async def connect_websocket(
                 use_aiofastnet=False,
                 proxy=None if proxy is None or proxy.is_socks else proxy.url,
             )
-        except ProxyError as error:
-            _hang_up(opened)
-            assert proxy is not None
-            raise proxy.refusal(str(error)) from None
-        except BaseException:
+        except BaseException as error:
             _hang_up(opened)  # picows does not end a socket whose upgrade was cancelled
+            if proxy is not None and isinstance(error, ProxyError):
+                raise proxy.refusal(str(error)) from None
             raise
     return listener
 

@@ -23,6 +23,9 @@ from tests.support.wire import PATIENCE, Server
 SOON = 1.0
 """A revocation ends sockets within a second."""
 
+ENDS_SECONDS = 6.0
+"""A relay ends within 5 s of SIGTERM."""
+
 
 @pytest.fixture(scope="module")
 def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServers]:
@@ -75,6 +78,22 @@ def test_every_relay_lists_the_executors_of_all(relays: list[RelayService]) -> N
         other.wait_online("listed")
         assert "listed" in rows(one) & rows(other)
     wait_until(lambda: "listed" not in rows(one) | rows(other), PATIENCE)
+
+
+def test_the_metrics_show_the_share_in_the_fleet(relays: list[RelayService]) -> None:
+    one, other = relays
+    executor, client = one.token("executor", "seen"), one.token("client", "seen")
+    with RawExecutor(one, "seen", executor):
+        other.wait_online("seen")
+        with RawClient(other, "seen", client):
+            pass
+    found = other.metrics()
+    assert found["execserver_relay_fleet_nodes"] == 2
+    assert found["execserver_relay_nats_connected"] == 1
+    assert found['execserver_relay_bus_frames_total{direction="out"}'] > 0
+    assert found['execserver_relay_store_duration_seconds_count{operation="use_up"}'] > 0
+    assert found['execserver_relay_store_errors_total{operation="save"}'] == 0
+    assert found["execserver_relay_health_write_age_seconds"] < PATIENCE
 
 
 def test_an_environment_that_an_executor_has_at_one_relay_is_not_given_away_at_the_other(
@@ -160,14 +179,20 @@ def test_a_relay_may_start_before_its_cluster_and_outlives_it(tmp_path: Path) ->
             nats.start()
             relay.wait_ready()
             executor, client = relay.token("executor", "box"), relay.token("client", "box")
-            with RawExecutor(relay, "box", executor), RawClient(relay, "box", client):
+            with RawExecutor(relay, "box", executor):
+                relay.wait_online("box")
+                with RawClient(relay, "box", client):
+                    pass
                 nats[0].kill()
                 wait_until(lambda: "no connection to NATS" in relay.fault())
                 nats.start()
                 relay.wait_ready()
                 assert relay.log_lines("connection to NATS lost")
                 assert rows(relay) == {"box"}
-        assert relay.stop() == 0
+                nats[0].kill()
+                began = time.monotonic()
+                assert relay.stop() == 0
+                assert time.monotonic() - began < ENDS_SECONDS
 
 
 def test_a_relay_that_ended_is_no_longer_on_the_way_of_others(nats: NatsServers, tmp_path: Path) -> None:
