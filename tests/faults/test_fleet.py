@@ -60,8 +60,8 @@ class Faults:
             ("NATS server", nats.kill, nats.start),
         ]
         for executor in chance.sample(stage.executors, EXECUTORS_A_ROUND):
-            kill = partial(kill_server, executor)
-            faults.append(("server of an executor", kill, partial(server_of, executor.pid, PATIENCE)))
+            killed, restarted = partial(kill_server, executor), partial(server_of, executor.pid, PATIENCE)
+            faults.append(("server of an executor", killed, restarted))
         chance.shuffle(faults)
         for kind, kill, start in faults:
             await asyncio.sleep(chance.uniform(0, PAUSE_SECONDS))
