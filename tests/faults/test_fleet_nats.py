@@ -161,7 +161,7 @@ async def test_a_full_disk_of_nats_is_told_and_streams_go_on(folder: Path) -> No
         await stage.add_executors("pool", 1, stage.relays[0].url)
         client = await nats.connect(stage.nats.url)
         stack.push_async_callback(client.close)
-        nodes = await client.jetstream().key_value("execserver_nodes")
+        records = await client.jetstream().key_value("execserver_environments")
         async with sessions(stage) as (near, far):
             filler = outside / "filler"
             with filler.open("wb", buffering=0) as file, suppress(OSError):
@@ -169,8 +169,8 @@ async def test_a_full_disk_of_nats_is_told_and_streams_go_on(folder: Path) -> No
                     file.write(bytes(1 << 16))
             # The relays write little: this takes what is left of a block.
             with suppress(nats.errors.Error):
-                await nodes.put(
-                    "other", json.dumps({"node": "other", "url": "u" * 8192, "started": 0}).encode()
+                await records.put(
+                    "relay.other", json.dumps({"node": "other", "url": "u" * 8192, "started": 0}).encode()
                 )
             await unready(stage, "NATS")
             await asyncio.gather(near.advance(5, steps=10), far.advance(5, steps=10))
