@@ -235,7 +235,8 @@ limits-vm: setup limits-vm-setup ## the tests of limits in a machine with cgroup
 faults: setup ## kill, cut, fill and starve the daemon in every state, and at every step of a patch
 	EXECSERVER_FAULTS=long $(BIN)/python -m pytest -q tests/faults/matrix tests/faults/test_streams.py \
 		tests/faults/test_take_over.py tests/faults/test_unread.py tests/faults/test_edits.py \
-		tests/faults/test_patch.py tests/faults/test_relay.py $(FAULTS)
+		tests/faults/test_patch.py tests/faults/test_relay.py \
+		tests/faults/test_fleet.py tests/faults/test_fleet_nats.py $(FAULTS)
 
 # FUZZ='-k websocket/lean' picks a framing; EXECSERVER_FUZZ_SEED makes other messages.
 fuzz: setup ## 200,000 mutated messages over each framing, and 100,000 shell scripts

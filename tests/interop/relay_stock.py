@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from tests.interop.relay_peers import (
     stock_forwarder,
     stock_listener,
 )
+from tests.support.nats_servers import NatsServers
 from tests.support.relay_service import RelayService, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -209,6 +211,42 @@ def test_the_stock_agent_takes_turns_through_the_plain_door(codex: str, shared: 
     ):
         peer.wait_online(relay, "door")
         play(relay, "door", shared, TURNS_AT_THE_DOOR, "--door")
+
+
+# -- a fleet: each peer at a relay of its own
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RelayService]]:
+    """Three relays with NATS between them."""
+    folder = tmp_path_factory.mktemp("fleet")
+    with ExitStack() as stack:
+        nats = stack.enter_context(NatsServers(folder / "nats"))
+        relays = [
+            stack.enter_context(RelayService(folder / f"r{number}", nats=("--nats", nats.url)))
+            for number in range(3)
+        ]
+        yield relays
+        assert [relay.stop() for relay in relays] == [0, 0, 0]
+
+
+async def test_our_client_and_the_stock_agent_use_a_stock_executor_at_another_relay(
+    fleet: list[RelayService], codex: str, shared: str, tmp_path: Path
+) -> None:
+    first, second, third = fleet
+    with stock_executor(codex, first, "stock", tmp_path / "home") as peer:
+        await asyncio.to_thread(peer.wait_online, second, "stock")
+        agent = asyncio.to_thread(play, second, "stock", shared, ["oneshot,patch,bigout"])
+        await asyncio.gather(agent, use(third, "stock", tmp_path))
+
+
+def test_the_stock_agent_takes_turns_on_our_executor_at_another_relay(
+    fleet: list[RelayService], codex: str, shared: str, tmp_path: Path
+) -> None:
+    first, second, third = fleet
+    with our_executor(third, "ours", tmp_path / "home") as peer:
+        peer.wait_online(first, "ours")
+        play(second, "ours", shared, ["oneshot,tty", "relay_cut"])
 
 
 # -- TLS, by an authority of one's own

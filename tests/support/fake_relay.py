@@ -66,6 +66,8 @@ class FakeRelay:
         self.dials: list[str] = []
         """The paths of all upgrades, refused ones too."""
         self.dial_answers: deque[int] = deque()
+        self.rejection_reason = ""
+        """The word with each of them."""
         self.validate_answer: Answer = (200, {"valid": True})
         self.validations: list[dict[str, Any]] = []
         self.validate_gate: asyncio.Event | None = None
@@ -177,7 +179,8 @@ class FakeRelay:
             self.dials.append(request.path)
             self._changed.notify_all()
             if self.dial_answers:
-                return web.Response(status=self.dial_answers.popleft())
+                headers = {contract.REJECTION_REASON_HEADER: self.rejection_reason}
+                return web.Response(status=self.dial_answers.popleft(), headers=headers)
         socket = web.WebSocketResponse(compress=False, max_msg_size=frames.MAX_FRAME_BYTES)
         await socket.prepare(request)
         async with self._changed:

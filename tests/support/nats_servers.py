@@ -29,6 +29,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -55,9 +56,10 @@ class NatsServer:
         folder: of its configuration and its log.
         store: of its streams.
         host: the host in its URL.
+        launcher: a command in front, to start it under other circumstances.
     """
 
-    def __init__(self, name: str, folder: Path, store: Path, host: str) -> None:
+    def __init__(self, name: str, folder: Path, store: Path, host: str, launcher: Sequence[str] = ()) -> None:
         self.name = name
         self.folder = folder
         self.store = store
@@ -65,6 +67,7 @@ class NatsServer:
         self.url = f"nats://{host}:{self.port}"
         self.configuration = ""
         """The text of its configuration file, which `start` writes."""
+        self._launcher = launcher
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -90,7 +93,10 @@ class NatsServer:
         path.write_text(self.configuration)
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(
-                [program(), "-c", str(path)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [*self._launcher, program(), "-c", str(path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     def kill(self) -> None:
@@ -140,6 +146,7 @@ class NatsServers:
         stores: the folders of the servers' streams, for example on small disks.
         max_file: the most bytes that a server keeps in files.
         host: the host in `url`, for certificates that have no IP address.
+        launcher: a command in front of each server, for example to give it a small disk.
         advertise: whether clients learn of the other servers from one.
         start: whether to start at once, and wait until all serve.
     """
@@ -154,6 +161,7 @@ class NatsServers:
         stores: list[Path] | None = None,
         max_file: int = 256 << 20,
         host: str = "127.0.0.1",
+        launcher: Sequence[str] = (),
         advertise: bool = True,
         start: bool = True,
     ) -> None:
@@ -164,7 +172,7 @@ class NatsServers:
             own = folder / f"n{index}"
             own.mkdir(parents=True, exist_ok=True)
             store = stores[index] if stores is not None else own / "store"
-            self.servers.append(NatsServer(f"n{index}", own, store, host))
+            self.servers.append(NatsServer(f"n{index}", own, store, host, launcher))
         for server in self.servers:
             server.configuration = self._configuration(server, settings, max_file)
         if start:

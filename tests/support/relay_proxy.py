@@ -7,11 +7,14 @@ dials through it, too: with a proxy for each peer all that a peer sends and gets
         ...                          # a peer of proxy.url
         proxy.cut_sockets()          # its WebSockets, wherever a frame may be
         proxy.connections            # what it has sent and got, connection by connection (`record`)
+
+With several targets it is a load balancer: round robin over those that accept a connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from types import TracebackType
 from typing import Literal, Self, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -131,15 +134,16 @@ class Proxy:
 
     Args:
         target: the relay's base URL.
+        others: more relays, with the same path below their addresses.
         record: whether to keep what passes.
     """
 
-    def __init__(self, target: str, *, record: bool = False) -> None:
+    def __init__(self, target: str, *others: str, record: bool = False) -> None:
         self.connections: list[Connection] = []
         """All of them, in order."""
         self.url = ""
         """The relay's base URL by way of this."""
-        self._target = urlsplit(target)
+        self._targets = deque(urlsplit(each) for each in (target, *others))
         self._record = record
         self._dials: set[asyncio.Task[None]] = set()
 
@@ -147,7 +151,7 @@ class Proxy:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._accepted, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
-        self.url = urlunsplit(self._target._replace(netloc=f"127.0.0.1:{port}"))
+        self.url = urlunsplit(self._targets[0]._replace(netloc=f"127.0.0.1:{port}"))
         return self
 
     async def __aexit__(
@@ -186,10 +190,16 @@ class Proxy:
         await asyncio.sleep(0)
         if near.transport is not None:
             near.transport.pause_reading()
-        try:
-            loop, target = asyncio.get_running_loop(), self._target
-            await loop.create_connection(lambda: far, target.hostname or "", target.port or 80)
-        except OSError:  # the relay is not there
+        for _ in range(len(self._targets)):
+            target = self._targets[0]
+            self._targets.rotate(-1)
+            try:
+                loop = asyncio.get_running_loop()
+                await loop.create_connection(lambda: far, target.hostname or "", target.port or 80)
+                break
+            except OSError:  # that relay is not there
+                continue
+        else:
             connection.ended(far)
             connection.cut()
             return

@@ -99,7 +99,11 @@ class RelayService:
         self._process: subprocess.Popen[str] | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this object
         if start:
-            self.start()
+            try:
+                self.start()
+            except BaseException:
+                self.close()
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -214,7 +218,7 @@ class RelayService:
         return command(*arguments, "--state-dir", str(self.state))
 
     def token(self, role: str, *environments: str, flags: Sequence[str] = ()) -> str:
-        """A new token by `relay token create`."""
+        """A new token by `relay token create`, in NATS if that is where this relay has its tokens."""
         named = [argument for each in environments for argument in ("--environment", each)]
         note = secrets.token_hex(8)
         noted = ("--note", note) if self.nats else ()

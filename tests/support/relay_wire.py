@@ -120,7 +120,10 @@ class Wire:
         self._peers: list[RawPeer] = []  # a socket without a reference is closed by its library
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE))
+        # A connection for each request: a load balancer may send it to another relay.
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=PATIENCE), connector=aiohttp.TCPConnector(force_close=True)
+        )
         return self
 
     async def __aexit__(

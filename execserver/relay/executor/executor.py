@@ -41,7 +41,8 @@ REGISTER_SECONDS = (1.0, 30.0)
 """The same after a failed registration."""
 
 STANDBY_SECONDS = (0.5, 1.0)
-"""The wait between registrations while another executor holds the environment. A takeover takes no longer."""
+"""The wait between registrations while another executor holds the environment: a takeover takes no longer.
+The same while the relays of a fleet run and their store does not answer, which is over within seconds."""
 
 DIALS_A_REGISTRATION = 5
 """After so many failed dials in a row, the registry is asked for the address again before each dial: the
@@ -168,6 +169,9 @@ class RemoteExecutor:
                     self._refused(str(error))
                     return None
                 self._log_state("not registered", str(error))
+                if error.code == contract.AUTHENTICATION_UNAVAILABLE:
+                    await asyncio.sleep(_between(*STANDBY_SECONDS))
+                    continue
             except (RegistryError, ConfigurationError) as error:
                 self._log_state("not registered", str(error))
             else:
@@ -184,6 +188,7 @@ class RemoteExecutor:
                 answer, failures = moved, 0
             admission = ClientAdmission(self._identity, answer.registration_id, self._registry)
             multiplexer = Multiplexer(admission, self._make_handler, self._may_open)
+            registry_unavailable = False
             try:
                 request_id = f"req_{secrets.token_hex(16)}"
                 await dial(
@@ -193,8 +198,9 @@ class RemoteExecutor:
                     proxies=self._identity.proxies,
                 )
             except DialRefused as refused:
-                failures += 1
                 self._log_state("not connected", str(refused))
+                registry_unavailable = refused.reason == contract.REGISTRY_UNAVAILABLE
+                failures += not registry_unavailable
                 forgotten = 400 <= refused.status < 500
             except DialFailed as failed:
                 failures += 1
@@ -202,10 +208,12 @@ class RemoteExecutor:
             else:
                 failures = 0
                 self._log_state("connected")
-                await self._until_lost(multiplexer)
+                reason = await self._until_lost(multiplexer)
+                registry_unavailable = contract.REGISTRY_UNAVAILABLE in reason
             # A new registration that was refused is replaced at once.
             if not self._closing and (is_new or not forgotten):
-                await asyncio.sleep(self._redials.next())
+                wait = _between(*STANDBY_SECONDS) if registry_unavailable else self._redials.next()
+                await asyncio.sleep(wait)
             is_new = False
 
     async def _register_once(self) -> RegisterAnswer | None:
@@ -244,7 +252,7 @@ class RemoteExecutor:
             else:
                 reported, reported_at = status, clock()
 
-    async def _until_lost(self, multiplexer: Multiplexer) -> None:
+    async def _until_lost(self, multiplexer: Multiplexer) -> str:
         loop = asyncio.get_running_loop()
         since = loop.time()
         self._multiplexer = multiplexer
@@ -256,6 +264,7 @@ class RemoteExecutor:
             self._redials.reset()
         if not self._closing:
             self._log_state("connection lost", reason)
+        return reason
 
     def _log_state(self, state: str, reason: str = "") -> None:
         """Log the state if it has changed."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from execprotocol.relay.contract import REJECTION_REASON_HEADER, check_environment_id
+from execprotocol.relay.contract import REGISTRY_UNAVAILABLE, REJECTION_REASON_HEADER, check_environment_id
 from execserver.relay.service.endpoints import TRY_AGAIN
 from execserver.relay.service.environment_records import SocketEnd
 from execserver.relay.service.errors import HttpError, peer_of
@@ -24,9 +24,6 @@ from execserver.relay.service.rendezvous import Rendezvous
 from execserver.relay.service.sockets import PING_SECONDS, WebSocketPeer, new_socket
 from execserver.relay.service.store import Registration, StoreUnavailable
 from execserver.telemetry.logs import Logger
-
-UNAVAILABLE = "registry_unavailable"
-"""Reason of a refused upgrade and of a closed socket while the registry's store does not answer."""
 
 POLICY_VIOLATION = 1008
 """Close code of a socket that is no longer authorized."""
@@ -150,7 +147,7 @@ class RendezvousHttp:
             self._rendezvous.retire(peer, POLICY_VIOLATION, error.reason)
         except StoreUnavailable as error:
             log.warning("registry unavailable", environment=registration.environment_id, error=str(error))
-            self._rendezvous.retire(peer, TRY_AGAIN, UNAVAILABLE)
+            self._rendezvous.retire(peer, TRY_AGAIN, REGISTRY_UNAVAILABLE)
         else:
             return True
         return False
@@ -207,7 +204,7 @@ async def _redeemed(redeeming: Awaitable[_Redeemed]) -> _Redeemed:
         raise HttpError(
             503,
             "the relay's registry is unavailable now; try again",
-            headers={REJECTION_REASON_HEADER: UNAVAILABLE},
+            headers={REJECTION_REASON_HEADER: REGISTRY_UNAVAILABLE},
         ) from None
 
 

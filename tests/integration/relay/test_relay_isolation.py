@@ -1,7 +1,9 @@
-"""Two tenants of one relay: nothing of the one ever comes to the other, also when the other asks for it.
+"""Two tenants of one relay, and of a fleet of three with NATS between them: nothing of the one ever comes to
+the other, also when the other asks for it.
 
 Each tenant has a real daemon and a real client. All four reach the relay through recorders, so that what is
-judged is every byte that the relay sent them.
+judged is every byte that the relay sent them. In front of a fleet the recorders are load balancers: every
+connection goes to the next relay. What passes NATS is recorded as well.
 """
 
 from __future__ import annotations
@@ -11,15 +13,20 @@ import os
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
+import nats
 import pytest
+from nats.aio.msg import Msg
 
 from execclient import Executor, connect
 from execprotocol.relay import contract, frames
 from execprotocol.relay.contract import ValidateRequest
 from execprotocol.relay.frames import PROTOCOL_ERROR
 from execprotocol.relay.keys import KeyPair
+from tests.support.nats_servers import NatsServers
 from tests.support.relay_proxy import Connection, Proxy
 from tests.support.relay_service import RelayService
 from tests.support.relay_wire import Wire
@@ -102,17 +109,63 @@ def _messages(got: bytes) -> Iterator[bytes]:
         place += size
 
 
+class Landlord(NamedTuple):
+    """What the tenants share."""
+
+    relays: list[RelayService]
+    crossed: list[bytes]
+    """Everything that passed NATS: subjects, headers and contents."""
+    stored: Path
+    """What the NATS server keeps in files."""
+
+
+@asynccontextmanager
+async def nats_recorded(url: str) -> AsyncIterator[list[bytes]]:
+    """A subscriber of every subject."""
+    crossed: list[bytes] = []
+
+    async def note(message: Msg) -> None:
+        crossed.append(repr((message.subject, message.reply, message.headers)).encode())
+        crossed.append(message.data)
+
+    client = await nats.connect(url)
+    try:
+        await client.subscribe(">", cb=note)
+        await client.flush()
+        yield crossed
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def house(folder: Path, count: int) -> AsyncIterator[Landlord]:
+    """One relay without NATS, or several with it."""
+    stored = folder / "nats"
+    async with AsyncExitStack() as stack:
+        flags: tuple[str, ...] = ()
+        crossed: list[bytes] = []
+        if count > 1:
+            servers = stack.enter_context(await asyncio.to_thread(NatsServers, stored))
+            crossed = await stack.enter_async_context(nats_recorded(servers.url))
+            flags = ("--nats", servers.url)
+        states = [folder / f"state{number}" for number in range(count)]
+        relays = [stack.enter_context(RelayService(state, nats=flags, start=False)) for state in states]
+        await asyncio.gather(*(asyncio.to_thread(relay.start) for relay in relays))
+        yield Landlord(relays, crossed, stored)
+
+
 @asynccontextmanager
 async def tenancy(
-    relay: RelayService, name: str, environment: dict[str, str], folder: Path
+    relays: Sequence[RelayService], name: str, environment: dict[str, str], folder: Path
 ) -> AsyncIterator[Tenant]:
     """A tenant whose daemon is online and whose client is connected; `NAME-raw` has no executor."""
     places = (f"{name}-lab", f"{name}-raw")
-    make = [asyncio.to_thread(relay.token, role, *places) for role in ("executor", "client")]
+    make = [asyncio.to_thread(relays[0].token, role, *places) for role in ("executor", "client")]
     executor_token, client_token = await asyncio.gather(*make)
     folder.mkdir()
     async with AsyncExitStack() as stack:
-        proxies = [await stack.enter_async_context(Proxy(relay.url, record=True)) for _ in range(2)]
+        urls = [relay.url for relay in relays]
+        proxies = [await stack.enter_async_context(Proxy(*urls, record=True)) for _ in range(2)]
         executor_url, client_url = (proxy.url for proxy in proxies)
         wire = await stack.enter_async_context(Wire(client_url, executor_token, client_token))
         tenant = Tenant(name, places[0], proxies, wire)
@@ -128,23 +181,30 @@ async def tenancy(
             cwd=folder,
         )
         stack.push_async_callback(asyncio.to_thread, server.stop)
-        await asyncio.to_thread(relay.wait_online, places[0])
+        await asyncio.to_thread(relays[0].wait_online, places[0])
         tenant.executor = await stack.enter_async_context(
             connect(f"relay+{client_url}?environment={places[0]}", token=client_token)
         )
         yield tenant
 
 
+@pytest.fixture(params=[1, 3], ids=["one relay", "a fleet"])
+async def landlord(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Landlord]:
+    async with house(tmp_path, request.param) as landlord:
+        yield landlord
+
+
 @pytest.fixture
-async def tenants(environment: dict[str, str], tmp_path: Path) -> AsyncIterator[tuple[Tenant, Tenant]]:
-    with await asyncio.to_thread(RelayService, tmp_path / "state") as relay:
-        async with AsyncExitStack() as stack:
-            enter = [
-                stack.enter_async_context(tenancy(relay, name, environment, tmp_path / name))
-                for name in ("alpha", "beta")
-            ]
-            alpha, beta = await asyncio.gather(*enter)
-            yield alpha, beta
+async def tenants(
+    landlord: Landlord, environment: dict[str, str], tmp_path: Path
+) -> AsyncIterator[tuple[Tenant, Tenant]]:
+    async with AsyncExitStack() as stack:
+        enter = [
+            stack.enter_async_context(tenancy(landlord.relays, name, environment, tmp_path / name))
+            for name in ("alpha", "beta")
+        ]
+        alpha, beta = await asyncio.gather(*enter)
+        yield alpha, beta
 
 
 async def work(tenant: Tenant, folder: Path) -> None:
@@ -174,10 +234,33 @@ async def test_nothing_of_one_tenant_is_ever_sent_to_another(
         assert [each for each in secrets if each in others] == []
 
 
+@pytest.mark.parametrize("landlord", [3], ids=["a fleet"], indirect=True)
+async def test_no_secret_of_a_tenant_passes_nats_or_is_kept_there_in_the_clear(
+    landlord: Landlord, tenants: tuple[Tenant, Tenant], tmp_path: Path
+) -> None:
+    await asyncio.gather(*(work(tenant, tmp_path) for tenant in tenants))
+    for tenant in tenants:
+        tenant.executor.drop_connection()
+    await asyncio.gather(*(work(tenant, tmp_path) for tenant in tenants))
+
+    crossed = b"\0".join(landlord.crossed)
+    stored = b"\0".join(path.read_bytes() for path in landlord.stored.rglob("*") if path.is_file())
+    for tenant in tenants:
+        secrets = [tenant.wire.executor_token, tenant.wire.client_token]
+        secrets += tenant.tickets() + tenant.answers("harness_key_authorization")
+        assert len(secrets) >= 7
+        assert [each for each in secrets if each.encode() in crossed or each.encode() in stored] == []
+        # The recorder has seen this tenant: its frames, as they were sealed, and its registration.
+        assert [each for each in tenant.records() if each in crossed]
+        assert tenant.environment.encode() in crossed
+        assert tenant.environment.encode() in stored
+
+
 async def test_a_tenant_that_uses_what_is_anothers_gets_nothing_and_does_nothing(
-    tenants: tuple[Tenant, Tenant], tmp_path: Path
+    landlord: Landlord, tenants: tuple[Tenant, Tenant], tmp_path: Path
 ) -> None:
     alpha, beta = tenants
+    everywhere = range(len(landlord.relays))  # one attempt after the other goes to the next relay
     await work(alpha, tmp_path)
     key = KeyPair.generate()
     unused = await alpha.wire.connect(alpha.environment, key)
@@ -190,7 +273,7 @@ async def test_a_tenant_that_uses_what_is_anothers_gets_nothing_and_does_nothing
         "validate": ValidateRequest(unused.registration_id, key.public, unused.authorization).to_json(),
     }
     for action, body in bodies.items():
-        for token in (beta.wire.executor_token, beta.wire.client_token):
+        for token, _ in product((beta.wire.executor_token, beta.wire.client_token), everywhere):
             there = await beta.wire.post(alpha.environment, action, token, body)
             nowhere = await beta.wire.post("nobodys-lab", action, token, body)
             assert there[0] == nowhere[0] == 403
@@ -198,21 +281,20 @@ async def test_a_tenant_that_uses_what_is_anothers_gets_nothing_and_does_nothing
 
     # Tickets: alpha's open nothing in beta's place, beta's nothing in alpha's.
     for stolen in (unused.url, executor_ticket):
-        for role in ("executor", "harness"):
+        for role, _ in product(("executor", "harness"), everywhere):
             ticket = stolen.partition("?")[2]
             status, _ = await beta.wire.refusal(_socket_url(beta, beta.environment, role, ticket))
             assert status in (401, 410)
     own = (await beta.wire.connect(beta.environment, key)).url.partition("?")[2]
-    for role in ("executor", "harness"):
+    for role, _ in product(("executor", "harness"), everywhere):
         status, _ = await beta.wire.refusal(_socket_url(beta, alpha.environment, role, own))
         assert status in (401, 410)
 
     # An authorization that was seen somewhere: worth nothing in beta's place, and not used up by that.
-    asked = ValidateRequest(unused.registration_id, key.public, unused.authorization)
-    assert not await beta.wire.is_valid(beta.environment, asked)
     beta_registration = beta.answers("executor_registration_id")[0]
-    asked = ValidateRequest(beta_registration, key.public, unused.authorization)
-    assert not await beta.wire.is_valid(beta.environment, asked)
+    for registration, _ in product((unused.registration_id, beta_registration), everywhere):
+        asked = ValidateRequest(registration, key.public, unused.authorization)
+        assert not await beta.wire.is_valid(beta.environment, asked)
 
     # Stream ids, while alpha uses them: as a client, and as an executor.
     raw_executor = await beta.wire.executor("beta-raw")

@@ -138,6 +138,19 @@ async def test_while_the_registry_has_no_answer_either_the_old_address_is_dialed
     assert relay.dials == ["/executor/1"] * (DIALS_A_REGISTRATION + 2) + ["/executor/2"]
 
 
+async def test_a_relay_whose_registry_is_unavailable_is_asked_again_soon(
+    relay: FakeRelay, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for waits in ("REDIAL_SECONDS", "REGISTER_SECONDS"):
+        monkeypatch.setattr(executor, waits, (600.0, 600.0))
+    relay.register_answers.extend([refusal(502, contract.AUTHENTICATION_UNAVAILABLE)] * 3)
+    relay.dial_answers.extend([503] * (DIALS_A_REGISTRATION + 1))
+    relay.rejection_reason = contract.REGISTRY_UNAVAILABLE
+    start()
+    await relay.online(dials=DIALS_A_REGISTRATION + 2)
+    assert set(relay.dials) == {"/executor/1"}
+
+
 async def test_frames_that_are_none_do_not_end_the_socket(relay: FakeRelay, start: Start) -> None:
     start()
     await relay.online()
