@@ -20,7 +20,7 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
 .PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
 	second-tests background-tests watch docs docs-check first-docs second-docs demo dist release release-tools \
-	release-tests release-check soak faults limits-vm limits-vm-setup fuzz bubblewrap terminal-tools ssh-server \
+	release-tests release-check soak faults fleet limits-vm limits-vm-setup fuzz bubblewrap terminal-tools ssh-server \
 	browser runtimes shells network-tools container-check integrations interop interop-setup probe relay-probe \
 	sandbox-backend vectors stock-client stock-websocket stock-stdio beside-stock relay-stock systemd-setup \
 	systemd-verify foreign-clients bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
@@ -94,10 +94,19 @@ unit: setup bubblewrap terminal-tools runtimes shells network-tools
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-tests second-tests background-tests
 
 first-tests: setup
-	$(PYTEST) -o cache_dir=.pytest_cache/first $(FIRST_TESTS)
+	$(PYTEST) -o cache_dir=.pytest_cache/first $(FIRST_TESTS) $(FLEET_TESTS:%=--ignore=%)
 
 second-tests: setup
-	$(PYTEST) -o cache_dir=.pytest_cache/second tests $(FIRST_TESTS:%=--ignore=%) --ignore=tests/third_party
+	$(PYTEST) -o cache_dir=.pytest_cache/second tests $(FIRST_TESTS:%=--ignore=%) $(FLEET_TESTS:%=--ignore=%) \
+		--ignore=tests/third_party
+
+# Their servers of NATS elect leaders for seconds each time that one is killed. CI runs them if relays changed.
+FLEET_TESTS := tests/integration/relay/fleet tests/deploy/test_pods.py \
+	$(addprefix tests/faults/,test_fleet.py test_fleet_nats.py) \
+	$(addprefix tests/soak/,test_fleet_benchmark.py test_scale_benchmark.py)
+
+fleet: setup bubblewrap network-tools ## relays that share NATS, with real servers that are killed
+	$(PYTEST) -o cache_dir=.pytest_cache/fleet $(FLEET_TESTS)
 
 # What depends on signals, users and folders, as a background job of an ordinary user below /tmp runs it:
 # `make test` holds there too. BACKGROUND=tests/faults runs a whole folder so.
@@ -209,8 +218,9 @@ $(RELEASE)/.ready: pyproject.toml constraints.txt
 release-tests: setup release-tools bubblewrap ## a release twice, the same bytes; pipx and uvx; types from the wheel
 	$(BIN)/python -m pytest -q --durations=10 --durations-min=1 tests/release
 
-release-check: ## test, docs-check, release-tests, integrations, interop, sandbox-backend, limits-vm, whatever changed
+release-check: ## test, fleet, docs-check, release-tests, integrations, interop, sandbox-backend, limits-vm, whatever changed
 	$(MAKE) test
+	$(MAKE) fleet
 	$(MAKE) docs-check
 	$(MAKE) release-tests
 	$(MAKE) integrations
