@@ -1,4 +1,4 @@
-"""`.ci/run` checks the manual and the integrations when their inputs changed, and when it cannot know."""
+"""`.ci/run` checks the manual, the integrations and fleets when their inputs changed, and when it cannot know."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def clone(tmp_path: Path) -> Clone:
 ALWAYS = ["test", "interop"]
 WITH_DOCS = ["test", "docs-check", "interop"]
 WITH_INTEGRATIONS = ["test", "integrations", "interop"]
-ALL = ["test", "docs-check", "integrations", "interop"]
+WITH_FLEET = ["test", "fleet", "interop"]
+ALL = ["test", "fleet", "docs-check", "integrations", "interop"]
 
 
 def test_all_is_checked_when_the_history_is_unknown(clone: Clone) -> None:
@@ -79,7 +80,8 @@ def test_all_is_checked_when_the_history_is_unknown(clone: Clone) -> None:
     [
         ("execserver/__init__.py", ALWAYS),
         ("docs/index.md", WITH_DOCS),
-        ("pyproject.toml", WITH_DOCS),
+        ("execserver/relay/__init__.py", WITH_FLEET),
+        ("pyproject.toml", ["test", "fleet", "docs-check", "interop"]),
         ("tests/third_party/chaos.py", WITH_INTEGRATIONS),
         ("clients/python/execclient/integrations/acp.py", WITH_INTEGRATIONS),
         ("clients/python/pyproject.toml", ALL),
@@ -101,7 +103,12 @@ def test_main_itself_is_compared_with_what_last_passed(clone: Clone) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "check"), [("docs/index.md", "docs-check"), ("tests/third_party/chaos.py", "integrations")]
+    ("changed", "check"),
+    [
+        ("docs/index.md", "docs-check"),
+        ("tests/third_party/chaos.py", "integrations"),
+        ("deploy/README.md", "fleet"),
+    ],
 )
 def test_a_failed_check_runs_again(clone: Clone, changed: str, check: str) -> None:
     clone.run()

@@ -27,6 +27,7 @@ SPECIAL: dict[type[ExecServerError], tuple[Any, ...]] = {
     errors.EnvironmentOffline: ("offline", "env"),
     errors.AccessDenied: ("denied", 403),
     errors.CallTimeout: ("fs/readFile", 1.5),
+    errors.PoolFull: ("full", "gpu"),
     errors.Unsupported: ("fs/digest",),
     errors.OutputGap: (7, RESULT),
     errors.CommandFailed: ("make", RESULT),
