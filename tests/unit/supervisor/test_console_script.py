@@ -82,6 +82,7 @@ def test_the_supervisor_imports_the_standard_library_only() -> None:
                         "execserver.descendants",
                         "execserver.local_peers",
                         "execserver.private_folder",
+                        "execprotocol.relay.pools",
                         "execprotocol.trust",
                     )
                 )
