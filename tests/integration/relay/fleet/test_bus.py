@@ -243,7 +243,7 @@ async def check_streams(made: list[NatsBus], fail: Callable[[], None]) -> int:
     await until(lambda: all(bus.ready for bus in made))
     stop.set()
     await asyncio.wait([task for _, _, task in streams])
-    await asyncio.sleep(DEAD_SECONDS + 2 * BEAT_SECONDS)  # relays that were unheard of until now
+    await asyncio.sleep(DEAD_SECONDS + 2 * BEAT_SECONDS)  # relays may find each other dead only now
     for sender, receiver, task in streams:
         assert counts_up(receiver.texts())
         assert ("gone" in receiver.kinds()) == ("gone" in sender.kinds())
