@@ -330,6 +330,7 @@ async def test_a_bus_without_servers_says_so_and_recovers_without_a_restart(serv
         server.start()
         await check_new_streams(made)
         assert all(len(bus.links.nodes) == 1 for bus in made)
+        assert server.read("/connz")["num_connections"] == 2, "connections of before do not come back"
 
 
 async def test_a_bus_closes_while_there_is_no_server(server: NatsServer) -> None:
