@@ -150,7 +150,7 @@ class Proxies:
     Args:
         explicit: the URL that was given for all connections; None or empty: the variables decide.
         source: the option that `explicit` is from, for errors.
-        environment: the variables. They name no proxy for loopback addresses and `localhost`.
+        environment: the variables.
 
     Raises:
         ValueError: `explicit` is invalid. The text does not quote it.
@@ -163,14 +163,19 @@ class Proxies:
     def of(self, url: SplitResult) -> Proxy | None:
         """The proxy for a URL of `http`, `https`, `ws` or `wss`; None to connect directly.
 
+        Loopback addresses and `localhost` have none: to a proxy they mean its own machine, and a token that
+        is sent unencrypted because its way does not leave this machine would reach another one.
+
         Raises:
             ProxyFailed: a variable for this URL is invalid.
         """
+        host = url.hostname or ""
+        if _is_loopback(host):
+            return None
         if self._explicit is not None:
             return self._explicit
-        host = url.hostname or ""
         found = self._variables.of("https" if url.scheme in ("https", "wss") else "http", host)
-        if found is None or _is_loopback(host):
+        if found is None:
             return None
         try:
             return _parsed(found[1], found[0])
