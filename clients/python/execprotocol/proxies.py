@@ -24,6 +24,9 @@ PROXY_VARIABLE = "EXECSERVER_PROXY"
 DEFAULT_PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 """By the scheme of a proxy. As curl, except for 80 (1080 in curl), which is the scheme's."""
 
+MAX_SOCKS_CREDENTIAL = 255
+"""Bytes of a user's name, and of a password, for SOCKS5."""
+
 CREDENTIALS_REQUIRED = 407
 
 _FORMS = "http://[USER:PASSWORD@]HOST[:PORT], https://… or socks5h://…"
@@ -215,6 +218,14 @@ def _parsed(text: str, source: str = "") -> Proxy:
     if parts.username or parts.password:
         credentials = unquote(parts.username or ""), unquote(parts.password or "")
     scheme = "socks5h" if parts.scheme == "socks5" else parts.scheme
+    if scheme == "socks5h" and credentials is not None:
+        for each in credentials:
+            # The libraries raise anything for others, and an error may quote a character.
+            if len(each) > MAX_SOCKS_CREDENTIAL or not each.isascii():
+                raise ValueError(
+                    f"{source} must have a user and a password of at most {MAX_SOCKS_CREDENTIAL} ASCII "
+                    "characters each, as it names a SOCKS5 proxy".lstrip()
+                )
     return Proxy(scheme, host, port or DEFAULT_PORTS[scheme], source, credentials)
 
 

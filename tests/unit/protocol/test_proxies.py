@@ -96,6 +96,14 @@ def test_an_invalid_proxy_is_an_error_that_does_not_quote_it(url: str) -> None:
     assert proxy_of("http://a", HTTPS_PROXY=url) is None, "it is of no concern for another scheme"
 
 
+@pytest.mark.parametrize("credentials", ["u" * 256 + ":secret", "u:" + "secret" * 43, "u:secr%C3%A9t"])
+def test_credentials_that_socks5_cannot_carry_are_refused_at_once(credentials: str) -> None:
+    with pytest.raises(ValueError, match="--proxy must have a user and a password of at most 255") as caught:
+        Proxies(f"socks5h://{credentials}@p:1", "--proxy", {})
+    assert "secr" not in str(caught.value)
+    assert shown("https://a", f"http://{credentials}@p:1") == "http://p:1"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
