@@ -54,9 +54,6 @@ REGISTRY_UNAVAILABLE = "registry_unavailable"
 """In that header with 503, and in the close frame of a socket: the store of the relay's registry does not
 answer. It may within seconds, for example when NATS has elected a leader."""
 
-REGISTRY_UNAVAILABLE = "registry_unavailable"
-"""In that header, with 503: the relay cannot read or change its registry now."""
-
 _ENVIRONMENT_ID = re.compile(r"[A-Za-z0-9_-]{1,256}\Z")
 
 
