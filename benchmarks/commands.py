@@ -250,12 +250,7 @@ def measured(rounds: int | None, only: str | None, sizes: Sizes) -> list[Row]:
 
 def table(rows: Sequence[Row]) -> str:
     """For a terminal."""
-    lines = [HEADER, *(row.cells() for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    return report.aligned([HEADER, *(row.cells() for row in rows)])
 
 
 def markdown(rows: Sequence[Row], quick: bool) -> str:

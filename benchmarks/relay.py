@@ -156,15 +156,7 @@ def crowd(sizes: relay_crowd.Crowd) -> list[Result]:
 
 def table(results: Iterable[Result]) -> str:
     """For a terminal."""
-    lines = [HEADER, *(result.cells() for result in results)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if 2 <= column <= 4 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    return report.aligned([HEADER, *(result.cells() for result in results)], range(2, 5))
 
 
 def markdown(results: list[Result], rounds: int, quick: bool) -> str:

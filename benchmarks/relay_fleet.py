@@ -101,15 +101,7 @@ def run(rounds: int, sizes: relay_traffic.Traffic) -> list[Result]:
 
 def table(results: Iterable[Result]) -> str:
     """For a terminal."""
-    lines = [HEADER, *(result.cells() for result in results)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if 2 <= column <= 7 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    return report.aligned([HEADER, *(result.cells() for result in results)], range(2, 8))
 
 
 def markdown(results: Iterable[Result], rounds: int, quick: bool) -> str:

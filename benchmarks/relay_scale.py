@@ -252,12 +252,7 @@ def _memory(kibibytes: float) -> str:
 
 def table(costs: list[Cost]) -> str:
     """For a terminal."""
-    lines = [HEADER, *(cost.cells() for cost in costs)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    return report.aligned([HEADER, *(cost.cells() for cost in costs)])
 
 
 def markdown(costs: list[Cost], scale: Scale) -> str:

@@ -6,6 +6,7 @@ import os
 import platform
 import statistics
 import time
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -38,6 +39,23 @@ def number(value: float) -> str:
     if value == 0 or value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def aligned(lines: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
+    """A table for a terminal.
+
+    Args:
+        lines: the cells of each line, the heads first.
+        right: the numbers of the columns that are aligned on the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
 
 
 def _value(values: dict[int, float]) -> str:

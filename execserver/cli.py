@@ -49,9 +49,9 @@ the program itself. Exit status 0 if all of it is gone, 1 with the reasons if no
 
 
 _DRAIN_DESCRIPTION = """\
-Let the daemon of this user open no new sessions. Existing ones go on, and may be resumed; a relay gives the
-daemon no new clients. The daemon does not end: stop it afterwards, or cancel the drain. Run it with the
-variables that the daemon had. Exit status 0 if it drains, 1 if sessions are left after --wait, 69 if no
+Let the daemon of this user open no new sessions. Existing ones go on, and may be resumed; the relay of a pool
+sends the daemon no new clients. The daemon does not end: stop it afterwards, or cancel the drain. Run it with
+the variables that the daemon had. Exit status 0 if it drains, 1 if sessions are left after --wait, 69 if no
 daemon runs."""
 
 
@@ -372,13 +372,25 @@ def _add_drain(drain: argparse.ArgumentParser) -> None:
     either.add_argument(
         "--wait",
         nargs="?",
-        type=float,
+        type=_wait_seconds,
         const=math.inf,
         metavar="SECONDS",
         help="return when no session is left; after SECONDS with exit status 1",
     )
     either.add_argument("--cancel", action="store_true", help="let it open new sessions again")
     drain.add_argument("--url", help="of the daemon, as it printed it; needed if several run")
+
+
+def _wait_seconds(text: str) -> float:
+    import argparse
+
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, at least 0, not {text!r}")
+    return seconds
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

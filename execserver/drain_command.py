@@ -58,7 +58,6 @@ def run(url: str | None, environment: Mapping[str, str], *, wait: float | None, 
 def _drain(client: ControlClient, wait: float | None) -> int:
     answer = _ask(client, "drain")
     began = time.monotonic()
-    limit = REPORT_SECONDS if wait is None else wait
     while answer is not None:
         sessions = answer["sessions"]
         if not answer["draining"]:
@@ -66,8 +65,9 @@ def _drain(client: ControlClient, wait: float | None) -> int:
         if sessions == 0 or (wait is None and sessions is not None):
             print(f"draining: {_amount(sessions)}")  # noqa: T201
             return 0
+        limit = max(wait or 0.0, REPORT_SECONDS) if sessions is None else wait or 0.0
         if time.monotonic() - began >= limit:
-            raise DrainError(f"{_amount(sessions)} after {limit:g} s; the daemon drains on")
+            raise DrainError(f"{_amount(sessions)} after {limit:g} s; the daemon is still draining")
         time.sleep(POLL_SECONDS)
         answer = _ask(client, "status")
     print("the service has ended")  # noqa: T201
@@ -116,7 +116,7 @@ def _find(url: str | None, environment: Mapping[str, str]) -> ControlClient:
         raise DrainError(f"several daemons run: name one with --url. Their URLs: {listed}")
     missing = "no daemon runs here" if url is None else f"no daemon with the URL {url} runs here"
     raise DrainError(
-        f"{missing} as this user; its record would be in {' or '.join(searched)}. If the daemon has another "
-        "XDG_STATE_HOME, HOME or RUNTIME_DIRECTORY, give the same",
+        f"{missing} as this user; its record would be in {' or '.join(searched)}. Run this command with the "
+        "daemon's XDG_STATE_HOME, HOME or RUNTIME_DIRECTORY",
         NO_DAEMON,
     )

@@ -102,7 +102,7 @@ class SessionRegistry:
         """Open new sessions again (idempotent)."""
         if self._drain is not None:
             self._drain = None
-            log.info("draining no more", sessions=len(self))
+            log.info("drain cancelled", sessions=len(self))
 
     def open(self, holder: AttachedConnection) -> Session:
         """Open a session for a connection.

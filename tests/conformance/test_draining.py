@@ -144,7 +144,7 @@ def test_sessions_go_on_while_new_ones_are_refused(start: Start, folder: Path) -
         assert counting.wait_closed().output == NUMBERS
         assert notices(stock) == [], "it did not ask for extensions"
         assert drain(folder, "--wait", "0.3").stderr == (
-            "execserver: 2 sessions are left after 0.3 s; the daemon drains on\n"
+            "execserver: 2 sessions are left after 0.3 s; the daemon is still draining\n"
         )
         client.call("session/end", {})
         stock.call("session/end", {})
@@ -326,6 +326,18 @@ def test_without_a_daemon_the_command_names_where_it_looked(folder: Path) -> Non
     result = drain(folder)
     assert result.returncode == 69
     assert f"{folder}/execserver" in result.stderr
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "soon"])
+def test_an_invalid_time_to_wait_is_refused(folder: Path, seconds: str) -> None:
+    result = drain(folder, f"--wait={seconds}")
+    assert result.returncode == 2
+    assert f"argument --wait: must be a number of seconds, at least 0, not '{seconds}'" in result.stderr
+
+
+def test_a_drain_without_sessions_ends_at_once_also_without_time_to_wait(start: Start, folder: Path) -> None:
+    start()
+    assert drained(folder, "--wait", "0") == "draining: no sessions are left\n"
 
 
 def test_the_socket_of_a_killed_daemon_is_passed_over(start: Start, folder: Path) -> None:

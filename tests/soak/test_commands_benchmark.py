@@ -1,7 +1,5 @@
 """The benchmark of command lines still runs, and measures what it says."""
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,14 +7,6 @@ import pytest
 from benchmarks import commands
 
 FEW = commands.Sizes(local=6, remote=2)
-
-
-@pytest.fixture(autouse=True)
-def terminations() -> Iterator[None]:
-    """The program takes SIGTERM for itself."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 def test_every_row_is_measured_in_a_quick_run(

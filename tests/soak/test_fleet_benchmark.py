@@ -1,8 +1,6 @@
 """The benchmark of several relays still runs, and measures what it says."""
 
 import json
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +9,6 @@ from benchmarks import relay_fleet, relay_paths, relay_traffic
 from benchmarks.workloads.model import Row
 
 SMALL = relay_traffic.Traffic(round_trips=20, output_mib=4, file_mib=1, blocks_mib=5, connects=1)
-
-
-@pytest.fixture(autouse=True)
-def terminations() -> Iterator[None]:
-    """The program takes SIGTERM for itself."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 def test_every_row_is_measured_on_every_path_in_a_quick_run(

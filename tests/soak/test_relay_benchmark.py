@@ -1,8 +1,6 @@
 """The benchmark of the relay still runs, and measures what it says."""
 
 import json
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +9,6 @@ from benchmarks import relay, relay_crowd, relay_traffic
 
 SMALL = relay_traffic.Traffic(round_trips=20, output_mib=4, file_mib=1, blocks_mib=5, connects=1)
 FEW = relay_crowd.Crowd(executors=5, streams=20, connections=4)
-
-
-@pytest.fixture(autouse=True)
-def terminations() -> Iterator[None]:
-    """The program takes SIGTERM for itself."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """The measurement of what a fleet costs still runs, and measures what it says."""
 
 import json
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,14 +8,6 @@ import pytest
 from benchmarks import relay_scale
 
 SMALL = relay_scale.Scale(executors=3, streams=4, reports=4, small_frames=320, large_frames=32)
-
-
-@pytest.fixture(autouse=True)
-def terminations() -> Iterator[None]:
-    """The program takes SIGTERM for itself."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 def test_every_cost_is_measured_in_a_quick_run(

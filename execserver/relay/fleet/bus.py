@@ -96,7 +96,7 @@ class NatsBus:
         self._settled = 0.0  # when the beats of all others must have come
         self._runner: asyncio.Task[None] | None = None
         self._beats: asyncio.Task[None] | None = None
-        self._closing: set[asyncio.Task[None]] = set()  # connections that were left behind
+        self._closing: set[asyncio.Task[None]] = set()  # connections that are not used any more
 
     @property
     def fault(self) -> str:
@@ -119,7 +119,7 @@ class NatsBus:
 
     def is_alive(self, node: str) -> bool:
         """Whether a relay shares the bus now. While the bus has a fault this is unknown, and true: executors
-        of other relays must not be replaced because this relay cannot hear those.
+        of other relays must not be replaced because this relay gets no beats of those.
         """
         return node == self.node or self.links.is_alive(node) or not self.ready
 
@@ -148,7 +148,7 @@ class NatsBus:
         self._runner = asyncio.create_task(self._run(connection))
 
     async def close(self) -> None:
-        """Send what is queued and take leave of the other relays, within some seconds (idempotent)."""
+        """Send what is queued and the last packets to the other relays, within some seconds (idempotent)."""
         runner, self._runner = self._runner, None
         if runner is None or self._beats is None:
             return
@@ -157,7 +157,7 @@ class NatsBus:
         self._wake.set()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), CLOSE_SECONDS)
-        runner.cancel()  # it takes leave
+        runner.cancel()  # it sends the last packets
         await asyncio.wait((runner,))
         if self._closing:
             await asyncio.wait(self._closing, timeout=CLOSE_SECONDS)
@@ -178,7 +178,7 @@ class NatsBus:
             await client.subscribe(self._subject + "beat", cb=self._beat_received)
             await client.flush()
         except BaseException:
-            self._leave_behind(connection)
+            self._close_later(connection)
             raise
         self._connection = connection
         self._echoed = self._clock()
@@ -199,12 +199,12 @@ class NatsBus:
                 await self._until_stuck(connection)
                 self._error = self.fault
             except asyncio.CancelledError:
-                await self._take_leave(connection)
+                await self._send_last_packets(connection)
                 raise
             finally:
                 self._connection = None
                 writer.cancel()
-                self._leave_behind(connection)
+                self._close_later(connection)
             connection = None
 
     async def _until_stuck(self, connection: NatsConnection) -> None:
@@ -217,14 +217,14 @@ class NatsBus:
             if now - self._echoed > STUCK_SECONDS and now - begun < BEAT_SECONDS:
                 return
 
-    async def _take_leave(self, connection: NatsConnection) -> None:
+    async def _send_last_packets(self, connection: NatsConnection) -> None:
         with suppress(NatsError, OSError, TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 for node, packet in self.links.leave():
                     await connection.client.publish(self._subject + node, self._encode(packet))
                 await connection.client.flush()
 
-    def _leave_behind(self, connection: NatsConnection) -> None:
+    def _close_later(self, connection: NatsConnection) -> None:
         async def close() -> None:
             with suppress(NatsError, OSError):
                 await connection.close()  # returns when a server that hangs goes on, or its host is lost
@@ -312,7 +312,7 @@ class NatsBus:
             if now - self._echoed > STUCK_SECONDS:
                 self._settled = now + SETTLE_SECONDS
             self._echoed = now
-        self.links.heard_of(node, now)
+        self.links.heard_from(node, now)
 
     def _log_fault(self) -> None:
         fault = self.fault

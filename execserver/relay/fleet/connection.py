@@ -75,7 +75,8 @@ class NatsConnection:
         self._last_error = ""
         self._reported: set[str] = set()  # errors of the current outage
         self._refused: asyncio.Future[None] | None = None  # while the first connection is made
-        self._closing = False
+        self._closing = False  # from `close` to the next `open`
+        self._closer: asyncio.Task[None] | None = None
         self._tls = _tls_context(settings)
         self._handshakes = 0  # of the time before this connection
         self._on_reconnect: list[Callable[[], None]] = []
@@ -112,6 +113,7 @@ class NatsConnection:
             FleetUnreachable: none answered.
             FleetError: a server refuses this relay, or has a `max_payload` that is too small.
         """
+        self._closing = False
         self._refused = asyncio.get_running_loop().create_future()
         self.client = Client()
         connecting = asyncio.get_running_loop().create_task(self._connect(self.client))
@@ -137,8 +139,8 @@ class NatsConnection:
     async def close(self) -> None:
         """End the connection (idempotent)."""
         self._closing = True
+        self._closer = asyncio.current_task()
         await self.client.close()
-        self._closing = False
 
     async def _connect(self, client: Client) -> None:
         await client.connect(
@@ -182,6 +184,10 @@ class NatsConnection:
     # -- callbacks of the client
 
     async def _failed(self, error: Exception) -> None:
+        if self._closing and asyncio.current_task() is not self._closer:
+            # An attempt to reconnect that fails while it is cancelled loses the cancellation (`wait_for` of
+            # Python 3.11), and the client would reconnect after its end.
+            raise asyncio.CancelledError
         if isinstance(error, nats.errors.SlowConsumerError):
             log.error(
                 "messages from NATS were dropped, because this relay was too slow to read them",
@@ -202,6 +208,9 @@ class NatsConnection:
             log.warning("connection to NATS lost", servers=self._settings.servers)
 
     async def _restored(self) -> None:
+        if self._closing:  # the same as in `_failed`, with an attempt that succeeds
+            await self.client.close()
+            return
         self._last_error = ""
         self._reported.clear()
         self.reconnects += 1

@@ -15,7 +15,7 @@ has, for each other relay, one `Link` with two directions:
 - A *pair* is two addresses, one at either relay, that exchanged messages, until one sends "gone" to the
   other. If messages were lost, all pairs of the link end: both addresses get "gone", once more if need be.
   The endpoints end their sockets, and the peers reconnect.
-- A relay that is not heard of for some seconds is dead, and its pairs end.
+- A relay that is not heard from for some seconds is dead, and its pairs end.
 
 A message is lost only together with its pair. While a direction to this relay is dropped, nothing can be
 published to the other relay, so no pair begins whose answers are dropped.
@@ -34,7 +34,7 @@ BEAT_SECONDS = 0.5
 """Interval of beats."""
 
 DEAD_SECONDS = 3.0
-"""A relay that was not heard of for so long is dead."""
+"""A relay that was not heard from for so long is dead."""
 
 HIGH_BYTES, LOW_BYTES = 1 << 20, 256 << 10
 """The way to another relay is congested from a queue above the first, to one below the second."""
@@ -208,7 +208,7 @@ class Links:
         self.node = node
         self.ended: Counter[str] = Counter(gap=0, reset=0, overflow=0, oversized=0, dead=0)
         """How often the pairs of a link ended, by cause: a gap here, one at the other relay, a queue that was
-        too long, a frame that was too long, and a relay that was not heard of."""
+        too long, a frame that was too long, and a relay that was not heard from."""
         self._deliver = deliver
         self._wake = wake
         self._links: dict[str, Link] = {}  # in the order of their turns to send
@@ -231,7 +231,7 @@ class Links:
         return sum(link.queued for link in self._links.values())
 
     def is_alive(self, node: str) -> bool:
-        """Whether another relay was heard of in the last seconds."""
+        """Whether another relay was heard from in the last seconds."""
         return node in self._links
 
     def publish(self, address: str, message: BusMessage) -> bool:
@@ -258,12 +258,12 @@ class Links:
             self._deliver(message.sender, BusMessage("congested", address))
         return True
 
-    def heard_of(self, node: str, now: float) -> None:
+    def heard_from(self, node: str, now: float) -> None:
         """A beat of any relay, this one included, was received."""
         if node == self.node:
             return
         link = self._link(node, now)
-        if link.is_dropped:  # otherwise its marks count: they show that it hears of this relay
+        if link.is_dropped:  # otherwise its marks count: they show that it hears from this relay
             link.heard = now
 
     def packet_received(self, packet: Packet, now: float) -> None:

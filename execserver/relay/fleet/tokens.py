@@ -55,8 +55,7 @@ class FleetTokens(Tokens):
         self._new: dict[str, float] = {}  # others, and when they were first asked for
 
     def refresh(self) -> None:
-        """Take over what the bucket has now. If it was not read yet, `fault` says so."""
-        self.fault = "" if self.mirror.complete.is_set() else "the tokens were not read yet"
+        """Take over what the bucket has now; requests are refused until it was read."""
         if not self._is_current:
             self._is_current = True
             records = self.mirror.records.values()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -178,12 +179,26 @@ def _with_tokens(
         settings = _nats(options)
         if settings is None:
             folder = Path(options.state_dir).absolute()
+            if servers := _nats_of_relay(folder):
+                return _print_error(
+                    f"the relay with --state-dir {folder} has its tokens in NATS: give --nats {servers} "
+                    "instead, and the relay's other flags --nats-…"
+                )
             result = in_file(TokenStore(folder, create=options.run is _token_create))
         else:
             result = _in_fleet(settings, in_fleet)
     except (RelaySettingsError, StoreUnavailable, TokenError) as error:
         return _print_error(str(error))
     return show(result)
+
+
+def _nats_of_relay(folder: Path) -> str:
+    """The `--nats` of the relay that runs with a state folder; empty: none runs, or it has no NATS."""
+    from execserver.relay.service.control_socket import NoRelayError, ask_relay
+
+    with contextlib.suppress(NoRelayError):
+        return ",".join(json.loads(ask_relay(folder, "/nats")))
+    return ""
 
 
 def _in_fleet(settings: NatsSettings, do: Callable[[FleetTokens], Awaitable[_Result]]) -> _Result:

@@ -55,7 +55,7 @@ def ask_relay(state_dir: Path, path: str) -> bytes:
 
     Args:
         state_dir: of the relay.
-        path: `/environments` or `/metrics`.
+        path: `/environments`, `/metrics` or `/nats`.
 
     Raises:
         NoRelayError: no relay runs with that folder, or the relay does not answer.

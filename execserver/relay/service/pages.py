@@ -98,6 +98,7 @@ class Pages:
         rendezvous: for their streams.
         metrics: reads the metrics.
         fault: why the relay admits no peers now; empty: it does.
+        nats: the servers of its fleet, which have its tokens.
     """
 
     def __init__(
@@ -106,11 +107,13 @@ class Pages:
         rendezvous: Rendezvous,
         metrics: MetricsReader,
         fault: Callable[[], str],
+        nats: Sequence[str] = (),
     ) -> None:
         self._registry = registry
         self._rendezvous = rendezvous
         self._metrics = metrics
         self._fault = fault
+        self._nats = nats
 
     def public(self, prefix: str) -> list[web.RouteDef]:
         """The routes for the listener of the peers, below a prefix."""
@@ -118,7 +121,12 @@ class Pages:
 
     def private(self) -> list[web.RouteDef]:
         """The routes for the control socket."""
-        return [*self.public(""), *self.metrics_only(), web.get("/environments", self.environments)]
+        return [
+            *self.public(""),
+            *self.metrics_only(),
+            web.get("/environments", self.environments),
+            web.get("/nats", self.nats),
+        ]
 
     def metrics_only(self) -> list[web.RouteDef]:
         """The routes for the listener of the metrics."""
@@ -133,6 +141,10 @@ class Pages:
         if fault := self._fault():
             raise HttpError(503, fault)
         return web.Response(text="ready\n")
+
+    async def nats(self, _request: web.Request) -> web.Response:
+        """The NATS servers of the fleet, as JSON; none for a single relay."""
+        return web.json_response(list(self._nats))
 
     async def environments(self, _request: web.Request) -> web.Response:
         """The environments with a connected executor, as JSON."""

@@ -201,7 +201,8 @@ class RelayServer:
             self._is_draining,
             self._fleet.add_numbers if self._fleet is not None else None,
         )
-        pages = Pages(self._registry, self._rendezvous, metrics, self._fault)
+        nats = settings.nats.servers if settings.nats is not None else ()
+        pages = Pages(self._registry, self._rendezvous, metrics, self._fault, nats)
         try:
             bound = control_socket.bind(self._state.descriptor)
         except OSError as error:

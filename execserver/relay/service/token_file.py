@@ -71,17 +71,7 @@ class TokenStore(Tokens):
         expires_in: float | None = None,
         note: str = "",
     ) -> tuple[TokenRecord, str]:
-        """Create a token.
-
-        Args:
-            role: "executor" or "client".
-            environments: the ids of its environments.
-            pools: the names of its pools. With the environments, one or more.
-            expires_in: seconds; None: the token does not expire.
-            note: one line for people.
-
-        Returns:
-            The record, and the token itself, which is not stored.
+        """Create a token. Arguments and result as of `new_token`.
 
         Raises:
             TokenError: a value or the file is invalid.

@@ -257,7 +257,6 @@ async def test_one_token_does_not_take_all_places(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.statement("R60")
-@pytest.mark.statement("R60")
 async def test_who_may_not_come_in_is_told_why_before_there_is_a_websocket(tmp_path: Path) -> None:
     async with served(tmp_path) as (relay, session):
         await Executor(relay).join()
@@ -282,7 +281,6 @@ async def test_who_may_not_come_in_is_told_why_before_there_is_a_websocket(tmp_p
         assert not relay.admitted
 
 
-@pytest.mark.statement("R60")
 @pytest.mark.statement("R60")
 async def test_without_an_executor_the_door_says_so(tmp_path: Path) -> None:
     async with served(tmp_path) as (relay, session):
@@ -470,7 +468,6 @@ async def test_the_executor_is_held_up_for_a_client_only_until_that_has_caught_u
 # -- with everything real
 
 
-@pytest.mark.statement("R60")
 @pytest.mark.statement("R60")
 def test_a_plain_client_runs_commands_on_an_executor_behind_the_relay(tmp_path: Path) -> None:
     with RelayService(tmp_path / "relay", "--plain-door", "box", listen="http://127.0.0.1:0/base") as relay:

@@ -175,6 +175,7 @@ async def test_a_revoked_token_ends_its_sockets_at_both_relays(pair: Pair) -> No
     assert [site.node.registry.environments() for site in pair.sites] == [[], []]
 
 
+@pytest.mark.statement("R17")
 async def test_a_store_out_of_reach_is_named_by_answers_after_which_peers_try_again(pair: Pair) -> None:
     registered = await pair.one.register(BOX, KeyPair.generate())
     executor = await pair.one.dial(registered.url)
@@ -204,6 +205,7 @@ async def test_a_store_out_of_reach_is_named_by_answers_after_which_peers_try_ag
     await met(executor, await one.dial(granted.url), "b")
 
 
+@pytest.mark.statement("R17")
 async def test_an_executor_whose_socket_cannot_be_recorded_is_told_to_try_again(pair: Pair) -> None:
     registered = await pair.one.register(BOX, KeyPair.generate())
     pair.store.loses_answers = True

@@ -141,7 +141,7 @@ class Fleet:
         elif packets and not receiver.is_stopped:
             packet = packets.popleft()
             if isinstance(packet, str):
-                receiver.links.heard_of(packet, self.now)
+                receiver.links.heard_from(packet, self.now)
             else:
                 receiver.links.packet_received(packet, self.now)
 
@@ -243,7 +243,7 @@ def test_a_loss_that_is_not_reported_is_reported_again() -> None:
     assert caller.is_gone()
 
 
-def test_a_relay_that_is_not_heard_of_is_dead_and_its_peers_are_gone() -> None:
+def test_a_relay_that_is_not_heard_from_is_dead_and_its_peers_are_gone() -> None:
     made, (first, second) = fleet()
     caller = Caller(first, "x", second.acceptor.address)
     made.settle()

@@ -73,14 +73,16 @@ def check_labels(labels: Mapping[str, str | None]) -> None:
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, str | None]:
-    """Labels written as `NAME=VALUE`, or as `NAME`, which becomes None. A later one replaces an earlier one.
+    """Labels written as `NAME=VALUE`, or as `NAME`, which becomes None.
 
     Raises:
-        ValueError: as `check_labels`.
+        ValueError: as `check_labels`, or a name has two values.
     """
     labels: dict[str, str | None] = {}
     for text in texts:
-        name, equals, value = text.partition("=")
-        labels[name] = value if equals else None
+        name, equals, given = text.partition("=")
+        value = given if equals else None
+        if labels.setdefault(name, value) != value:
+            raise ValueError(f"must have one value for each name, not two for {name[:40]!r}")
     check_labels(labels)
     return labels

@@ -207,6 +207,19 @@ def test_the_commands_for_tokens_say_what_is_wrong(nats: NatsServers, tmp_path: 
     assert "--nats URL" in without.stderr
 
 
+def test_the_folder_of_a_relay_of_a_fleet_takes_no_tokens(
+    relays: list[RelayService], nats: NatsServers
+) -> None:
+    folder = ("--state-dir", str(relays[0].state))
+    for refused in (
+        command("token", "create", "--role", "client", "--pool", "work", *folder),
+        command("token", "list", *folder),
+        command("token", "revoke", "12345678", *folder),
+    ):
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert f"give --nats {nats.url} instead" in refused.stderr
+
+
 def test_a_relay_may_start_before_its_cluster_and_outlives_it(tmp_path: Path) -> None:
     nats = NatsServers(tmp_path / "nats", start=False)
     flags = ("--nats", nats.url)

@@ -256,7 +256,7 @@ async def test_many_streams_at_once_are_neither_mixed_nor_cut(server: NatsServer
         await until(relays.is_empty)
 
 
-async def test_the_relay_of_the_harnesses_leaves_without_a_word_of_them(server: NatsServer) -> None:
+async def test_the_end_of_the_relay_of_the_harnesses_ends_their_streams(server: NatsServer) -> None:
     async with fleet(server) as relays:
         executor = relays.executor()
         harness = relays.harness("h1")

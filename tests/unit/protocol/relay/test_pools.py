@@ -41,13 +41,19 @@ def test_an_invalid_name_of_a_pool_is_refused(name: str) -> None:
 
 
 def test_labels_have_values_or_are_only_named() -> None:
-    assert parse_labels(["gpu", "zone=eu", "empty=", "zone=us"]) == {"gpu": None, "zone": "us", "empty": ""}
+    assert parse_labels(["gpu", "zone=eu", "empty=", "gpu"]) == {"gpu": None, "zone": "eu", "empty": ""}
 
 
 @pytest.mark.parametrize("text", ["", "=x", "a b", "a=b=c", "a=" + "x" * 64, "n" * 64])
 def test_an_invalid_label_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must"):
         parse_labels([text])
+
+
+@pytest.mark.parametrize("texts", [("zone=eu", "zone=us"), ("gpu", "gpu=a100")])
+def test_a_label_with_two_values_is_refused(texts: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match="one value for each name"):
+        parse_labels(texts)
 
 
 def test_too_many_labels_are_refused() -> None:
