@@ -82,7 +82,7 @@ def receive_packet(channel: socket.socket) -> tuple[dict[str, object], list[int]
         message = json.loads(data)
         if not isinstance(message, dict) or not isinstance(message.get("type"), str):
             raise ChannelError("a message is not an object with a type")
-    except (ChannelError, ValueError) as error:
+    except (ChannelError, ValueError, RecursionError) as error:
         for descriptor in descriptors:
             os.close(descriptor)
         raise ChannelError(str(error)) from None

@@ -220,8 +220,9 @@ RELAY_DEFINITIONS: tuple[RelayDefinition, ...] = (
         "execserver_relay_link_ends_total",
         "counter",
         "How often all sockets with a peer at one other relay were ended, by cause: a `gap` in what arrived; "
-        "a `reset`, a gap there; `overflow`, a queue of 64 MiB; `oversized`, a frame above `max_payload`; "
-        "`dead`, no beat of that relay. Their sessions are resumed.",
+        "a `reset`, a gap there; `overflow`, a queue of 64 MiB, which ends only those of the executors that "
+        "take most of it; `oversized`, a frame above `max_payload`; `dead`, no beat of that relay. Their "
+        "sessions are resumed.",
         "link_ends",
         ("cause",),
     ),

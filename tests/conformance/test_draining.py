@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -367,6 +368,22 @@ def test_a_command_in_a_sandbox_cannot_drain_its_daemon(start: Start, folder: Pa
         inside = subprocess.run([*confined, "-c", script], capture_output=True, text=True, check=False)
         assert "sandbox or a container" in inside.stdout, inside.stderr
         assert client.call("server/health")["status"] == "ok"
+
+
+def test_packets_that_are_no_request_do_not_end_the_service(start: Start, folder: Path) -> None:
+    server = start()
+    [path] = folder.glob("execserver/instances/*.sock")
+    for junk in (b"[" * 60_000, b"\xff", b"{}", b'{"type": 1}', b'{"type": "\\ud800\\n"}', b"x" * 100_000):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
+            control.settimeout(PATIENCE)
+            control.connect(str(path))
+            control.sendmsg([junk], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", 0))])
+            with contextlib.suppress(ConnectionResetError):
+                answer = control.recv(4096)
+                assert answer == b"" or b"this service is of another version" in answer
+
+    drained(folder)
+    refused(server)
 
 
 # -- under a service manager

@@ -387,7 +387,7 @@ class connect:  # noqa: N801 - called like a function, as `open`
         allow_insecure_token: send the token unencrypted to another machine, too.
         proxy: for a WebSocket server or a relay: the proxy to dial through, `http://[USER:PASSWORD@]HOST:PORT`,
             `https://…` or `socks5h://…`. By default `EXECSERVER_PROXY`, else `HTTPS_PROXY`, `HTTP_PROXY`,
-            `ALL_PROXY` and `NO_PROXY`, which name no proxy for loopback addresses.
+            `ALL_PROXY` and `NO_PROXY`. Loopback addresses are never reached through a proxy.
         on_network_request: decides on hosts that a command wants to reach and that its `network` neither
             allows nor denies; without it these are denied. It gets a `NetworkRequest` and returns
             True or False, which hold for the same protocol, host and port in the session; or a `Decision` of

@@ -24,6 +24,9 @@ PROXY_VARIABLE = "EXECSERVER_PROXY"
 DEFAULT_PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 """By the scheme of a proxy. As curl, except for 80 (1080 in curl), which is the scheme's."""
 
+MAX_SOCKS_CREDENTIAL = 255
+"""Bytes of a user's name, and of a password, for SOCKS5."""
+
 CREDENTIALS_REQUIRED = 407
 
 _FORMS = "http://[USER:PASSWORD@]HOST[:PORT], https://… or socks5h://…"
@@ -150,7 +153,7 @@ class Proxies:
     Args:
         explicit: the URL that was given for all connections; None or empty: the variables decide.
         source: the option that `explicit` is from, for errors.
-        environment: the variables. They name no proxy for loopback addresses and `localhost`.
+        environment: the variables.
 
     Raises:
         ValueError: `explicit` is invalid. The text does not quote it.
@@ -163,14 +166,19 @@ class Proxies:
     def of(self, url: SplitResult) -> Proxy | None:
         """The proxy for a URL of `http`, `https`, `ws` or `wss`; None to connect directly.
 
+        Loopback addresses and `localhost` have none: to a proxy they mean its own machine, and a token that
+        is sent unencrypted because its way does not leave this machine would reach another one.
+
         Raises:
             ProxyFailed: a variable for this URL is invalid.
         """
+        host = url.hostname or ""
+        if _is_loopback(host):
+            return None
         if self._explicit is not None:
             return self._explicit
-        host = url.hostname or ""
         found = self._variables.of("https" if url.scheme in ("https", "wss") else "http", host)
-        if found is None or _is_loopback(host):
+        if found is None:
             return None
         try:
             return _parsed(found[1], found[0])
@@ -210,6 +218,14 @@ def _parsed(text: str, source: str = "") -> Proxy:
     if parts.username or parts.password:
         credentials = unquote(parts.username or ""), unquote(parts.password or "")
     scheme = "socks5h" if parts.scheme == "socks5" else parts.scheme
+    if scheme == "socks5h" and credentials is not None:
+        for each in credentials:
+            # The libraries raise anything for others, and an error may quote a character.
+            if len(each) > MAX_SOCKS_CREDENTIAL or not each.isascii():
+                raise ValueError(
+                    f"{source} must have a user and a password of at most {MAX_SOCKS_CREDENTIAL} ASCII "
+                    "characters each, as it names a SOCKS5 proxy".lstrip()
+                )
     return Proxy(scheme, host, port or DEFAULT_PORTS[scheme], source, credentials)
 
 

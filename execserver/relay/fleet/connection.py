@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ import nkeys
 from nats.aio.client import Client
 
 from execprotocol.relay.frames import MAX_FRAME_BYTES
+from execprotocol.trust import UntrustedError, open_trusted, read_trusted
 from execserver.relay.service.settings import NatsSettings, RelaySettingsError
 from execserver.telemetry.logs import Logger
 
@@ -248,18 +250,28 @@ def _tls_context(settings: NatsSettings) -> _TlsContext | None:
         return None
     context = _TlsContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    flag, path = "--nats-ca", settings.ca
+    files = {"--nats-ca": settings.ca, "--nats-key": settings.key, "--nats-cert": settings.certificate}
+    flag, path = "", None
     try:
+        for flag, path in files.items():
+            # The context opens the files again by name; other users cannot replace them meanwhile.
+            if path is not None:
+                os.close(open_trusted(str(path), secret=flag == "--nats-key"))
+        if settings.certificate is not None:
+            # Without a password callback, OpenSSL would prompt on the terminal.
+            context.load_cert_chain(settings.certificate, settings.key, password=_no_password)
+        flag, path = "--nats-ca", settings.ca
         if settings.ca is None:
             context.load_default_certs()
         else:
             context.load_verify_locations(settings.ca)
-        if settings.certificate is not None:
-            flag, path = "--nats-cert", settings.certificate
-            context.load_cert_chain(settings.certificate, settings.key)
-    except (OSError, ssl.SSLError) as error:
-        raise FleetError(f"{flag} {path}: {error.strerror or error}") from None
+    except (OSError, UntrustedError, ValueError) as error:
+        raise FleetError(f"{flag} {path}: {getattr(error, 'strerror', None) or error}") from None
     return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password; give one without, in a file that only the relay can read")
 
 
 def _credentials(path: Path | None, check: Callable[[], None]) -> dict[str, Any]:
@@ -308,8 +320,8 @@ def _credentials(path: Path | None, check: Callable[[], None]) -> dict[str, Any]
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        return read_trusted(str(path), secret=True).decode()
+    except (OSError, UntrustedError, UnicodeDecodeError) as error:
         raise FleetError(f"--nats-creds {path}: {getattr(error, 'strerror', None) or error}") from None
 
 

@@ -5,7 +5,9 @@ has, for each other relay, one `Link` with two directions:
 
 - The packets of a direction are numbered within an *epoch*. A relay's epochs only grow.
 - The receiver drops an epoch at the first gap, and reports it, again at each mark that still shows the
-  dropped epoch. Then the sender begins a new one. It also does so itself if its queue is too long.
+  dropped epoch. Then the sender begins a new one.
+- A queue that is too long loses the messages of the addresses that take most of it, and their pairs end. The
+  others stay: many sockets of one tenant can fill a queue, and must not end those of another tenant.
 - NATS disconnects a relay that reads too slowly, and does not slow down the sender. So the receiver reports
   how many packets it has delivered, and a sender has at most a *window* of bytes on their way.
 - A *mark* is a packet without messages: it shows how many packets were sent. Each relay sends one to each
@@ -37,8 +39,9 @@ DEAD_SECONDS = 3.0
 HIGH_BYTES, LOW_BYTES = 1 << 20, 256 << 10
 """The way to another relay is congested from a queue above the first, to one below the second."""
 
-MOST_BYTES = 64 << 20
-"""Limit of the queue to another relay. Above it, the link's pairs end."""
+MOST_BYTES, CUT_BYTES = 64 << 20, 48 << 20
+"""Limit of the queue to another relay. Above it, pairs end until the queue is not above the second. Each
+socket may add one frame after it was paused, so 256 sockets are enough."""
 
 WINDOW_BYTES = 4 << 20
 """A relay sends no more to another one while so many bytes are on their way. A server of NATS disconnects a
@@ -139,6 +142,26 @@ class Link:
         self.queue.append(envelope)
         self.queued += envelope.size
 
+    def cut(self) -> set[tuple[str, str]]:
+        """Discard the messages of the addresses with most bytes in the queue, until it is not above
+        `CUT_BYTES`. An executor's address is in all its pairs, so that its sockets count together.
+
+        Returns:
+            The senders and receivers of what was discarded, without their nodes.
+        """
+        pairs: set[tuple[str, str]] = set()
+        while self.queued > CUT_BYTES:
+            sizes: Counter[str] = Counter()
+            for each in self.queue:
+                sizes[each.sender] += each.size
+                sizes[each.receiver] += each.size
+            heaviest = max(sizes, key=lambda address: sizes[address])
+            found = {(each.sender, each.receiver) for each in self.queue}
+            pairs |= {pair for pair in found if heaviest in pair}
+            self.queue = deque(each for each in self.queue if (each.sender, each.receiver) not in pairs)
+            self.queued = sum(each.size for each in self.queue)
+        return pairs
+
     def has_packet(self) -> bool:
         """Whether there is anything to send now."""
         return self.mark_due or self.loss_due or (bool(self.queue) and self.on_way_bytes < WINDOW_BYTES)
@@ -228,7 +251,8 @@ class Links:
         )
         self._wake()
         if link.queued > MOST_BYTES:
-            self._end_epoch(link, "overflow")
+            self.ended["overflow"] += 1
+            self._end_pairs(link, {(f"{self.node}.{here}", f"{node}.{there}") for here, there in link.cut()})
         elif link.queued > HIGH_BYTES and message.kind == "frame":
             link.held.add(pair)
             self._deliver(message.sender, BusMessage("congested", address))
@@ -362,10 +386,11 @@ class Links:
         self._end_pairs(link)
         self._wake()
 
-    def _end_pairs(self, link: Link) -> None:
-        """Send "gone" to both addresses of each pair."""
-        pairs, link.pairs = link.pairs, set()
-        link.held.clear()
+    def _end_pairs(self, link: Link, some: set[tuple[str, str]] | None = None) -> None:
+        """Send "gone" to both addresses of some pairs, or of all."""
+        pairs = link.pairs.copy() if some is None else some
+        link.pairs -= pairs
+        link.held -= pairs
         for local, remote in pairs:
             link.enqueue(Envelope(remote.partition(".")[2], local.partition(".")[2], "gone"))
         for local, remote in pairs:

@@ -31,6 +31,10 @@ WAITING_SECONDS = 15.0
 MAX_WAITING = 10_000
 """Clients of a pool that are counted as waiting: some MB of memory at most."""
 
+MAX_MEMBERS = 10_000
+"""Registered executors of a pool, connected or not: some 10 MB in each relay and in the store. A token for a
+pool allows every key, so without a limit it would allow any number of records."""
+
 MAX_SHOWN_LABELS = 20
 
 
@@ -40,6 +44,10 @@ class PoolOffline(Exception):
 
 class PoolFull(Exception):
     """All executors that have the labels are at capacity or draining."""
+
+
+class TooManyMembers(Exception):
+    """The pool has as many registered executors as it may have."""
 
 
 class StaleRegistration(Exception):
@@ -77,7 +85,7 @@ class Pools:
         self._store = store
         self._records = EnvironmentRecords(store, bus)
         self._clock = clock
-        self._members: dict[str, set[str]] = {}  # environment ids
+        self._members: dict[str, set[str]] = {}  # environment ids of all that are registered
         self._sent: dict[str, _Sent] = {}
         self._waiting: dict[str, dict[str, float]] = {}  # by the client's fingerprint, the oldest first
         store.on_change(self._changed)
@@ -106,6 +114,7 @@ class Pools:
             for each in self._members.get(pool, ())
             if each not in without
             and (record := self._store.environments().get(each)) is not None
+            and record.member is not None
             and self._records.live(record) is not None
         ]
         try:
@@ -117,6 +126,20 @@ class Pools:
         self._sent.setdefault(chosen, _Sent(self._status(chosen).opened)).moments.append(now)
         self._waiting.get(pool, {}).pop(client, None)
         return chosen
+
+    def check_room(self, environment_id: str) -> None:
+        """Check that an environment may be registered. Others than those of pools always may.
+
+        Raises:
+            TooManyMembers: it would be a further member of a pool that has too many.
+        """
+        pool = pool_of(environment_id)
+        members = self._members.get(pool, ()) if pool is not None else ()
+        if len(members) >= MAX_MEMBERS and environment_id not in members:
+            raise TooManyMembers(
+                f"the pool {pool} has {MAX_MEMBERS} registered executors; those that are not connected are "
+                "forgotten after an hour. An executor with a key file stays the same member when it restarts"
+            )
 
     async def report(self, environment_id: str, status: StatusRequest) -> None:
         """Keep the status of an executor.
@@ -197,7 +220,7 @@ class Pools:
         pool = pool_of(environment_id)
         if pool is None:
             return
-        if record is not None and record.member is not None:
+        if record is not None:
             self._members.setdefault(pool, set()).add(environment_id)
             return
         self._sent.pop(environment_id, None)
@@ -233,6 +256,10 @@ def _has(member: PoolMember, labels: Mapping[str, str | None]) -> bool:
 
 def _shown(labels: Iterable[tuple[str, str | None]]) -> str:
     """Labels for a message, each once."""
-    texts = sorted({f"{name}={value}" if value else name for name, value in labels})
+    texts: set[str] = set()
+    for name, value in labels:
+        texts.add(f"{name}={value}" if value else name)
+        if len(texts) > MAX_SHOWN_LABELS:  # a large pool may have 100,000 of them
+            break
     more = ", …" if len(texts) > MAX_SHOWN_LABELS else ""
-    return (", ".join(texts[:MAX_SHOWN_LABELS]) or "no label") + more
+    return (", ".join(sorted(texts)[:MAX_SHOWN_LABELS]) or "no label") + more

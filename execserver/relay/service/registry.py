@@ -230,7 +230,9 @@ class RelayRegistry:
 
         Raises:
             EnvironmentTaken: another key has the environment.
+            TooManyMembers: its pool has too many executors.
         """
+        self.pools.check_room(environment_id)
         registration_id, ticket = secrets.token_urlsafe(16), secrets.token_urlsafe(32)
         digest = secret_digest(ticket)
 

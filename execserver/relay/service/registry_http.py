@@ -31,7 +31,7 @@ from execprotocol.relay.contract import (
 )
 from execprotocol.relay.keys import PublicKeys
 from execserver.relay.service.errors import HttpError
-from execserver.relay.service.pools import PoolFull, PoolOffline, StaleRegistration, member_of
+from execserver.relay.service.pools import PoolFull, PoolOffline, StaleRegistration, TooManyMembers, member_of
 from execserver.relay.service.registry import EnvironmentTaken, ExecutorOffline, RelayRegistry, TooManyTickets
 from execserver.relay.service.settings import is_host
 from execserver.relay.service.store import StoreUnavailable
@@ -128,6 +128,8 @@ class RegistryHttp:
         except EnvironmentTaken as error:
             self.outcomes["register", "conflict"] += 1
             raise HttpError(503, str(error), REGISTRATION_CONFLICT) from None
+        except TooManyMembers as error:
+            raise HttpError(429, str(error)) from None
         except StoreUnavailable as error:  # after this code a stock executor retries
             raise HttpError(502, str(error), AUTHENTICATION_UNAVAILABLE) from None
         url = self._urls.rendezvous(base, environment_id, "executor", registered.ticket)

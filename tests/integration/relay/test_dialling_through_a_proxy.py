@@ -244,6 +244,22 @@ async def test_an_invalid_proxy_is_not_quoted(proxy: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("url", ["ws://127.0.0.1:9", "relay+http://localhost:9?environment=box"])
+@pytest.mark.parametrize("explicit", [True, False])
+async def test_a_token_that_may_not_leave_this_machine_is_sent_to_no_proxy(
+    url: str, explicit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.setblocking(False)
+        given = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        if not explicit:
+            monkeypatch.setenv("EXECSERVER_PROXY", given)
+        with pytest.raises(ConnectionFailed):
+            await connect(url, token="t" * 20, proxy=given if explicit else None)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
+
+
 async def test_a_local_daemon_needs_no_proxy() -> None:
     with pytest.raises(UnsupportedUrl, match="proxy= does not go with unix:"):
         await connect("unix:///tmp/x.sock", proxy="http://h:1")

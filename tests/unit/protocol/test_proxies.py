@@ -66,9 +66,9 @@ def test_the_exceptions_are_separated_by_commas_or_spaces(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["ws://127.0.0.1:1", "http://localhost", "wss://[::1]:2"])
-def test_variables_name_no_proxy_for_this_machine(url: str) -> None:
+def test_this_machine_has_no_proxy(url: str) -> None:
     assert proxy_of(url, ALL_PROXY="p:1") is None
-    assert shown(url, "p:1") == "http://p:1"
+    assert shown(url, "p:1") is None
 
 
 def test_an_explicit_proxy_has_priority_over_the_variables() -> None:
@@ -94,6 +94,14 @@ def test_an_invalid_proxy_is_an_error_that_does_not_quote_it(url: str) -> None:
         proxy_of("https://a", HTTPS_PROXY=url)
     assert "secret" not in f"{explicit.value}{variable.value}"
     assert proxy_of("http://a", HTTPS_PROXY=url) is None, "it is of no concern for another scheme"
+
+
+@pytest.mark.parametrize("credentials", ["u" * 256 + ":secret", "u:" + "secret" * 43, "u:secr%C3%A9t"])
+def test_credentials_that_socks5_cannot_carry_are_refused_at_once(credentials: str) -> None:
+    with pytest.raises(ValueError, match="--proxy must have a user and a password of at most 255") as caught:
+        Proxies(f"socks5h://{credentials}@p:1", "--proxy", {})
+    assert "secr" not in str(caught.value)
+    assert shown("https://a", f"http://{credentials}@p:1") == "http://p:1"
 
 
 @pytest.mark.parametrize(

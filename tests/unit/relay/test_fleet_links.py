@@ -309,7 +309,7 @@ def test_a_sender_is_told_when_the_queue_is_long_and_when_it_is_short_again() ->
     assert second.acceptor.callers[caller.address][0] == caller.sent
 
 
-def test_a_queue_that_grows_further_ends_the_pairs_of_the_link_and_is_discarded() -> None:
+def test_a_queue_that_grows_further_ends_the_pair_that_fills_it_and_is_discarded() -> None:
     made, (first, second) = fleet()
     caller = Caller(first, "x", second.acceptor.address)
     made.settle()
@@ -322,6 +322,31 @@ def test_a_queue_that_grows_further_ends_the_pairs_of_the_link_and_is_discarded(
     made.settle()
     assert second.acceptor.callers == {}
     assert first.links.ended["overflow"] == 1
+
+
+def test_a_queue_that_grows_further_ends_no_pair_of_other_executors() -> None:
+    made, (first, second) = fleet()
+    flooded = [Acceptor(second, f"flooded{number}") for number in range(2)]
+    crowd = [Caller(first, f"c{number}", flooded[number % 2].address) for number in range(300)]
+    callers = [Caller(first, f"x{number}", second.acceptor.address) for number in range(3)]
+    made.settle()
+
+    for caller in callers:
+        caller.send()
+    for each in crowd:  # each sends one frame, as a socket that was paused may
+        each.send(MIB[: 256 << 10])
+    for caller in callers:
+        caller.send()
+    assert first.links.queued < MOST_BYTES
+    made.settle()
+
+    assert any(each.is_gone() for each in crowd)
+    assert [second.acceptor.callers[caller.address][0] for caller in callers] == [2, 2, 2]
+    ended = {each.address for each in crowd if each.is_gone()}
+    assert not ended & (flooded[0].callers.keys() | flooded[1].callers.keys())
+    for each in crowd:
+        if not each.is_gone():
+            assert flooded[int(each.acceptor[-1])].callers[each.address][0] == each.sent
 
 
 def test_a_frame_that_is_too_long_for_a_packet_ends_the_pairs_of_the_link() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ from execprotocol.relay.keys import KeyPair, PublicKeys
 from execserver.relay.service.bus import MemoryBus
 from execserver.relay.service.memory_store import MemoryStore
 from execserver.relay.service.pools import (
+    MAX_MEMBERS,
+    MAX_SHOWN_LABELS,
     MAX_WAITING,
     SENT_SECONDS,
     WAITING_SECONDS,
@@ -19,8 +22,10 @@ from execserver.relay.service.pools import (
     PoolOffline,
     Pools,
     StaleRegistration,
+    TooManyMembers,
     member_of,
 )
+from execserver.relay.service.registry import EXECUTOR_TICKET_SECONDS, RelayRegistry
 from execserver.relay.service.store import EnvironmentRecord, ExecutorSocket, PoolMember, Registration
 from tests.support.registry_nodes import Fleet as NodesOfOneStore
 
@@ -301,6 +306,47 @@ async def test_the_number_of_waiting_clients_is_limited_and_old_ones_make_room(f
 
 
 # -- registrations
+
+
+async def test_a_token_for_a_pool_makes_no_more_than_so_many_records(fleet: Fleet) -> None:
+    registry = RelayRegistry(fleet.store, fleet.bus, lambda: fleet.now, lambda _: True)
+
+    async def register(number: int, pool: str = "gpu") -> None:
+        name = f"{pool}--{number:016x}"
+        member = PoolMember(pool, {}, None) if number % 2 else None  # it need not describe itself
+        await registry.register(name, KEY, "token", member)
+
+    for number in range(MAX_MEMBERS):
+        await register(number)
+    with pytest.raises(TooManyMembers, match="gpu has 10000"):
+        await register(MAX_MEMBERS)
+    assert len(fleet.store.environments()) == MAX_MEMBERS
+
+    await register(7)  # a member that comes back
+    await register(0, "other")
+    await registry.register("box", KEY, "token")
+    fleet.now += EXECUTOR_TICKET_SECONDS
+    await registry.sweep()
+    await register(MAX_MEMBERS)
+
+
+async def test_a_refusal_reads_no_more_labels_than_it_shows(fleet: Fleet) -> None:
+    read = 0
+
+    class Counted(dict[str, str]):
+        def items(self) -> Any:
+            nonlocal read
+            read += 1
+            return super().items()
+
+    for number in range(100):
+        await fleet.add(number, Counted({f"l{number}-{each}": "x" for each in range(10)}))
+
+    with pytest.raises(PoolOffline) as refused:
+        fleet.choose("none")
+
+    assert str(refused.value).count("=x") == MAX_SHOWN_LABELS
+    assert read == MAX_SHOWN_LABELS // 10 + 1
 
 
 def test_a_member_must_have_the_key_of_its_id() -> None:

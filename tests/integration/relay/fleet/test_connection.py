@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from execserver.relay.fleet.connection import FleetError, FleetUnreachable, NatsConnection
 from execserver.relay.service.settings import NatsSettings, RelaySettingsError
@@ -33,6 +41,15 @@ async def refusal(url: str, **flags: Any) -> str:
         await connect(url, **flags)
     assert not isinstance(caught.value, FleetUnreachable)
     return str(caught.value)
+
+
+@contextlib.contextmanager
+def other_users_folder() -> Iterator[Path]:
+    """A folder that other users can enter, unlike pytest's."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +167,54 @@ async def test_a_file_that_has_no_credentials_is_refused_before_a_server_is_aske
     path = tmp_path / "user.creds"
     path.write_text(content)
     assert str(path) in await refusal("nats://127.0.0.1:1", creds=str(path))
+
+
+async def test_credentials_that_other_users_can_read_or_replace_are_refused(tmp_path: Path) -> None:
+    with other_users_folder() as folder:
+        path = folder / "user.creds"
+        path.write_text("relay:password\n")
+        path.chmod(0o644)
+        text = await refusal("nats://127.0.0.1:1", creds=str(path))
+        assert f"--nats-creds {path}" in text
+        assert "chmod 600" in text
+        assert "password\n" not in text
+        path.chmod(0o600)
+        folder.chmod(0o777)
+        assert "can be written by others" in await refusal("nats://127.0.0.1:1", creds=str(path))
+
+
+@pytest.mark.parametrize(
+    ("flag", "name"), [("ca", "ca.pem"), ("cert", "certificate.pem"), ("key", "key.pem")]
+)
+async def test_certificates_that_other_users_can_change_and_a_key_that_they_can_read_are_refused(
+    authority: Path, flag: str, name: str
+) -> None:
+    files = {
+        "ca": f"{authority}/ca.pem",
+        "cert": f"{authority}/certificate.pem",
+        "key": f"{authority}/key.pem",
+    }
+    with other_users_folder() as folder:
+        path = folder / name
+        path.write_bytes((authority / name).read_bytes())
+        path.chmod(0o644 if flag == "key" else 0o666)
+        text = await refusal("tls://127.0.0.1:1", **files | {flag: str(path)})
+        assert f"--nats-{flag}" in text
+        assert "by others" in text
+
+
+async def test_a_key_with_a_password_is_refused_and_does_not_ask_for_it(
+    authority: Path, tmp_path: Path
+) -> None:
+    key = load_pem_private_key((authority / "key.pem").read_bytes(), None)
+    path = tmp_path / "key.pem"
+    encryption = BestAvailableEncryption(b"password")
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
+    path.chmod(0o600)
+
+    text = await refusal("tls://127.0.0.1:1", cert=f"{authority}/certificate.pem", key=str(path))
+
+    assert "the key has a password" in text
 
 
 async def test_tls_with_a_certificate_of_its_own_is_accepted(

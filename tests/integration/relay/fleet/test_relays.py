@@ -18,6 +18,7 @@ from tests.integration.http.certificates import make_authority, server_context
 from tests.support.nats_servers import NatsServers, jwt_files
 from tests.support.relay_peers import RawClient, RawExecutor, RawSocket, ask
 from tests.support.relay_service import RelayService, command, wait_until
+from tests.support.slow_line import End, slow_line
 from tests.support.wire import PATIENCE, Server
 
 SOON = 1.0
@@ -142,6 +143,45 @@ def test_a_revoked_token_ends_its_sockets_at_every_relay_within_a_second(relays:
     wait_until(lambda: "revoked" not in rows(one) | rows(other))
     answer = ask(other.url, "/cloud/environment/revoked/register", "POST", token=executor, body={})
     assert answer.status == 401
+
+
+def test_after_a_partition_the_executor_that_lost_its_place_and_revoked_clients_are_told(
+    tmp_path: Path,
+) -> None:
+    with NatsServers(tmp_path / "nats", advertise=False) as nats, contextlib.ExitStack() as stack:
+        server = End(port=nats[0].port)
+        line = contextlib.ExitStack()
+        stack.callback(line.close)
+        near = line.enter_context(slow_line(End(), server, 0.0))
+        ways = f"nats://127.0.0.1:{near.port}", nats.url
+        cut_off, other = (
+            stack.enter_context(RelayService(tmp_path / name, nats=("--nats", url)))
+            for name, url in zip(("cut-off", "other"), ways, strict=True)
+        )
+        executor, client = other.token("executor", "box", "kept"), other.token("client", "box", "kept")
+        first = stack.enter_context(RawExecutor(cut_off, "box", executor))
+        kept = stack.enter_context(RawExecutor(cut_off, "kept", executor))
+        lost = stack.enter_context(RawClient(cut_off, "kept", client))
+        other.wait_online("kept")
+
+        line.close()
+        wait_until(lambda: bool(cut_off.fault()), PATIENCE, "the partition was not noticed")
+        wait_until(lambda: "box" not in rows(other), PATIENCE, "a dead relay keeps its executors")
+        second = stack.enter_context(RawExecutor(other, "box", executor))
+        other.revoke(client)
+        path, body = "/cloud/environment/box/connect", {"harness_public_key": first.keys.public.to_json()}
+        assert ask(cut_off.url, path, "POST", token=client, body=body).status == 409  # nothing is given away
+        stack.enter_context(slow_line(End(port=near.port), server, 0.0))
+        cut_off.wait_ready()
+
+        assert first.closed_with() == 1008
+        assert lost.closed_with() == 1008
+        wait_until(lambda: rows(cut_off) == rows(other) == {"box", "kept"}, PATIENCE)
+        for relay in (cut_off, other):
+            (row,) = [row for row in relay.environments() if row["environment"] == "box"]
+            assert row["key"] == second.keys.public.fingerprint
+        other.revoke(executor)
+        assert (kept.closed_with(), second.closed_with()) == (1008, 1008)
 
 
 def test_the_commands_for_tokens_say_what_is_wrong(nats: NatsServers, tmp_path: Path) -> None:

@@ -192,6 +192,32 @@ async def test_a_way_that_is_congested_pauses_the_sender_and_loses_nothing(serve
         assert harness.sent == [frames.data("s1", each, PAYLOAD) for each in range(number)]
 
 
+async def test_sockets_that_fill_the_way_between_two_relays_end_none_of_another_executor(
+    server: NatsServer,
+) -> None:
+    async with fleet(server) as relays:
+        executor = relays.executor()
+        harness = relays.harness("h1")
+        relays.harnesses.up(harness, *claim("s1"))
+        crowd = []
+        for number in range(2):
+            relays.executors.executor(f"flooded{number}", f"f{number}")
+            relays.harnesses.addresses[f"flooded{number}"] = relays.executors.addresses[f"flooded{number}"]
+            crowd += [
+                relays.harnesses.harness(f"c{number}-{each}", f"flooded{number}") for each in range(150)
+            ]
+        await until(lambda: len(executor.sent) == 2 and relays.pairs() == (301, 301))
+
+        for number, each in enumerate(crowd):  # one frame each: all but its last byte was sent before
+            relays.harnesses.up(each, frames.data(f"c{number}", 0, bytes(255 << 10)))
+        relays.harnesses.up(harness, frames.data("s1", 0, PAYLOAD))
+
+        await until(lambda: len(executor.sent) == 3)
+        assert relays.there.links.ended["overflow"] == 1
+        assert any(each.closed == GONE for each in crowd)
+        assert harness.closed is None
+
+
 async def test_many_streams_at_once_are_neither_mixed_nor_cut(server: NatsServer) -> None:
     random = Random(27)
     async with fleet(server) as relays:
