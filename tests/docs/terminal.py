@@ -135,8 +135,9 @@ class Terminal:
 
     def _type(self, line: str) -> None:
         assert self._shell.stdin is not None
-        self._shell.stdin.write(line.encode() + b"\n")
-        self._shell.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # the shell has ended: `_answer` says so
+            self._shell.stdin.write(line.encode() + b"\n")
+            self._shell.stdin.flush()
 
     def _answer(self, what: str, seconds: float) -> int:
         ready, _, _ = select.select([self._status], [], [], seconds)

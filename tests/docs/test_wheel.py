@@ -192,15 +192,17 @@ def test_the_server_wants_the_client_of_its_own_version(wheels: Wheels) -> None:
     wanted = {name for name in requirements(wheels.server) if name.startswith("execclient[")}
     version = wheels.client.name.split("-")[1]
     assert wanted == {f"execclient[cli,ignore,tools,ws]=={version}"} | {
-        f"execclient[{extra}]=={version}; extra == '{extra}'" for extra in EXTRAS.split(",")
+        f"execclient[{client}]=={version}; extra == '{extra}'"
+        for client, extra in [*((each, each) for each in EXTRAS.split(",")), ("relay", "fleet")]
     }
 
 
 def test_what_a_relay_needs_comes_with_the_extra_only(wheels: Wheels, programs: Path, tmp_path: Path) -> None:
-    for wheel, names in ((wheels.server, ["aiohttp"]), (wheels.client, ["cryptography"])):
+    extras = ["fleet", "relay"]
+    for wheel, needed in ((wheels.server, ["aiohttp", *extras]), (wheels.client, ["cryptography", "relay"])):
         needs = [each for each in requirements(wheel) if each.startswith(("aiohttp", "cryptography"))]
-        assert [re.split(r"\W", each)[0] for each in needs] == names
-        assert all(each.endswith("; extra == 'relay'") for each in needs)
+        assert {re.split(r"\W", each)[0] for each in needs} == {needed[0]}
+        assert sorted(each.partition("; extra == ")[2].strip("'") for each in needs) == needed[1:]
 
     printed = run(programs / "execserver", "relay", "key", tmp_path / "a.key", folder=tmp_path)
 

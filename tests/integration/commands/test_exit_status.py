@@ -44,6 +44,7 @@ CAUSES: dict[tuple[str, int], list[str]] = {
         for command in AT_DAEMON
     },
     **{(command, 125): [command, "--url", "ftp://x", *AT_DAEMON[command]] for command in AT_DAEMON},
+    ("drain", 69): ["drain", "--url", "unix:///nonexistent/s"],
     ("mcp", 2): ["mcp", "--no-such-option"],
     ("mcp", 125): ["mcp", "--url", "ftp://x"],
     ("serve", 0): ["serve", "--help"],
@@ -88,6 +89,9 @@ CAUSES: dict[tuple[str, int], list[str]] = {
 NEED_THE_SDK_OF_MCP = {("mcp", 0), ("mcp", 69)}
 """Their test is in `tests/third_party/mcp/test_exit_status.py`."""
 
+DRAIN = {("drain", 0), ("drain", 1)}
+"""Their tests are in `tests/conformance/test_draining.py`: the daemon here must not drain."""
+
 
 def documented() -> set[tuple[str, int]]:
     """The commands and numbers of the table."""
@@ -101,7 +105,7 @@ def documented() -> set[tuple[str, int]]:
 
 def test_the_table_has_every_status_that_the_code_has() -> None:
     assert {status for _, status in documented()} == CONSTANTS | {0, 2}
-    assert documented() == set(CAUSES) | NEED_THE_SDK_OF_MCP
+    assert documented() == set(CAUSES) | NEED_THE_SDK_OF_MCP | DRAIN
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def test_options_and_signals_are_completed(execserver: CommandLine) -> None:
     [
         (["serve", "--log-l"], {"--log-level"}),
         (["doctor", "--js"], {"--json"}),
-        (["uninstall", "--dr"], {"--dry-run"}),
+        (["uninstall", "--dry"], {"--dry-run"}),
         (["config", ""], {"show", "check"}),
         (["config", "show", "--js"], {"--json"}),
         (["relay", ""], {"serve", "token", "environments", "key"}),

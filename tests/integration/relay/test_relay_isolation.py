@@ -33,6 +33,8 @@ from tests.support.relay_wire import Wire
 from tests.support.wire import Server
 
 NEEDLE_BYTES = 32
+
+OWN = b"what a tenant sends to itself, long enough to be found nowhere by chance"
 """Of a sealed record: enough not to be met by chance."""
 
 MARKER = b"marked by the other tenant"
@@ -313,8 +315,8 @@ async def test_a_tenant_that_uses_what_is_anothers_gets_nothing_and_does_nothing
         # Each sees nothing but its own: this comes first at both ends.
         await raw_harness.send(frames.resume(stream_id))
         assert await raw_executor.message() == frames.resume(stream_id)
-        await raw_executor.send(frames.data(stream_id, 0, b"own"))
-        assert await raw_harness.message() == frames.data(stream_id, 0, b"own")
+        await raw_executor.send(frames.data(stream_id, 0, OWN))
+        assert await raw_harness.message() == frames.data(stream_id, 0, OWN)
 
     assert {id(each): len(each.got) for each in alpha.connections} == before
     await work(alpha, tmp_path)
