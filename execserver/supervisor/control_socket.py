@@ -82,7 +82,7 @@ class ControlSocket:
         try:
             fault = _fault(connection)
             if fault is not None:
-                send_packet(connection, {"type": "refused", "error": f"the daemon refuses this: {fault}"})
+                _refuse(connection, fault)
         except OSError as error:
             fault = str(error)
         if fault is not None:
@@ -172,6 +172,14 @@ def control_sockets(environment: Mapping[str, str]) -> tuple[Sequence[str], Sequ
             continue
         found += [f"{folder}/instances/{name}" for name in names if name.endswith(SUFFIX)]
     return found, searched
+
+
+def _refuse(connection: socket.socket, fault: str) -> None:
+    send_packet(connection, {"type": "refused", "error": f"the daemon refuses this: {fault}"})
+    # A connection that is closed with an unread packet is reset, and the peer may not get the refusal.
+    connection.shutdown(socket.SHUT_RD)
+    while connection.recv(1):
+        pass
 
 
 def _fault(connection: socket.socket) -> str | None:
