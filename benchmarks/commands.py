@@ -12,7 +12,6 @@ where these programs are.
 import argparse
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -286,14 +285,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--only", choices=PARTS, help="default: both")
     parser.add_argument("--quick", action="store_true", help="few files, for trying things out")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="table, put between the markers of an existing page"
-    )
-    options = parser.parse_args(arguments)
-    if options.markdown and not report.takes_markdown(options.markdown, BEGIN, END):
-        parser.error(f"{options.markdown} has no lines {BEGIN!r} and {END!r}")
-    # A terminated run must end its servers too.
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(143))
+    options = report.parse_options(parser, arguments, BEGIN, END)
     rows = measured(options.rounds, options.only, QUICK if options.quick else FULL)
     print(table(rows))
     if options.markdown:

@@ -277,21 +277,13 @@ def _parser() -> argparse.ArgumentParser:
         "--gate", action="store_true", help="run missing rows again; exit 1 when one misses twice"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="every value of every round")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="table, put between the markers of an existing page"
-    )
     parser.add_argument("--server-log", type=Path, metavar="FILE", help="append the servers' standard error")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the comparison; the exit status."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.markdown and not report.takes_markdown(options.markdown):
-        parser.error(f"{options.markdown} has no lines {report.BEGIN!r} and {report.END!r}")
-    # A terminated run must end its servers too.
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(143))
+    options = report.parse_options(_parser(), arguments, report.BEGIN, report.END)
     reference: str | None = None
     if not options.candidate_only:
         try:

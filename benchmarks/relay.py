@@ -11,7 +11,6 @@ Relay, servers and clients share this machine, so that the figures are of its co
 import argparse
 import asyncio
 import json
-import signal
 import statistics
 import sys
 import tempfile
@@ -208,14 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", choices=PARTS, help="default: both")
     parser.add_argument("--quick", action="store_true", help="small sizes, for trying things out")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every value of every round")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="table, put between the markers of an existing page"
-    )
-    options = parser.parse_args(arguments)
-    if options.markdown and not report.takes_markdown(options.markdown, BEGIN, END):
-        parser.error(f"{options.markdown} has no lines {BEGIN!r} and {END!r}")
-    # A terminated run must end its servers too.
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(143))
+    options = report.parse_options(parser, arguments, BEGIN, END)
     results: list[Result] = []
     if options.only != "crowd":
         sizes = relay_traffic.QUICK if options.quick else relay_traffic.FULL

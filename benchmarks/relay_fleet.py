@@ -10,7 +10,6 @@ What is measured, and where: `benchmarks/relay_paths.py`.
 import argparse
 import asyncio
 import json
-import signal
 import statistics
 import sys
 import tempfile
@@ -128,14 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=rounds_of, default=ROUNDS, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="small sizes, for trying things out")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every value of every round")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="table, put between the markers of an existing page"
-    )
-    options = parser.parse_args(arguments)
-    if options.markdown and not report.takes_markdown(options.markdown, BEGIN, END):
-        parser.error(f"{options.markdown} has no lines {BEGIN!r} and {END!r}")
-    # A terminated run must end its servers too.
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(143))
+    options = report.parse_options(parser, arguments, BEGIN, END)
     results = run(options.rounds, relay_traffic.QUICK if options.quick else relay_traffic.FULL)
     print(table(results))
     if options.json:

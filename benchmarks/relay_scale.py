@@ -15,7 +15,6 @@ import asyncio
 import gc
 import itertools
 import json
-import signal
 import sys
 import tempfile
 import time
@@ -278,14 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, for trying things out")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every value")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="table, put between the markers of an existing page"
-    )
-    options = parser.parse_args(arguments)
-    if options.markdown and not report.takes_markdown(options.markdown, BEGIN, END):
-        parser.error(f"{options.markdown} has no lines {BEGIN!r} and {END!r}")
-    # A terminated run must end its servers too.
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(143))
+    options = report.parse_options(parser, arguments, BEGIN, END)
     scale = QUICK if options.quick else FULL
     with (
         tempfile.TemporaryDirectory(prefix="execserver-bench-", dir="/var/tmp") as folder,

@@ -1,10 +1,13 @@
 """Results as text, as a Markdown table and as JSON."""
 
+import argparse
 import json
 import math
 import os
 import platform
+import signal
 import statistics
+import sys
 import time
 from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass
@@ -171,6 +174,23 @@ def _shown(command: str | None) -> str:
         return "-"
     program, _, rest = command.partition(" ")
     return f"{Path(program).name} {rest}".strip()
+
+
+def parse_options(
+    parser: argparse.ArgumentParser, arguments: list[str] | None, begin: str, end: str
+) -> argparse.Namespace:
+    """Parse the options of a benchmark, with `--markdown` for a page with these markers.
+
+    From here on, SIGTERM ends the program by an exception, so that its servers end too.
+    """
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="table, put between the markers of an existing page"
+    )
+    options = parser.parse_args(arguments)
+    if options.markdown and not takes_markdown(options.markdown, begin, end):
+        parser.error(f"{options.markdown} has no lines {begin!r} and {end!r}")
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(143))
+    return options
 
 
 def takes_markdown(path: Path, begin: str = BEGIN, end: str = END) -> bool:
