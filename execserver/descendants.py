@@ -42,6 +42,8 @@ _PF_EXITING = 0x0000_0004  # include/linux/sched.h; field 9 of /proc/PID/stat
 _PF_KTHREAD = 0x0020_0000
 # While killed processes are stuck in the kernel, new descendants are looked for this often.
 _RESCAN_S = 0.1
+# The longest kill, in timeouts: a fork bomb may be faster than we are.
+_MOST_TIMEOUTS = 5
 
 # The scan failed: there may be processes all the same.
 _BLIND = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -348,16 +350,18 @@ def kill_descendants(
         number: see there.
         exclude: see there; the calling process is always excluded.
         roots: see there.
-        timeout: seconds.
+        timeout: seconds without an end of a process, and five times that in all. On a busy machine many
+            processes for few descriptors take longer than a process that is stuck.
 
     Returns:
-        The pids that are alive at `timeout` (stuck in the kernel) or cannot be signalled (of another user).
+        The pids that are alive at the end (stuck in the kernel) or cannot be signalled (of another user).
         Empty is success.
 
     Raises:
         OSError: no descriptors for a scan and for a pidfd beside it. Some may be stopped or killed already.
     """
     deadline = time.monotonic() + timeout
+    last = deadline + (_MOST_TIMEOUTS - 1) * timeout
     # Half the time for stopping: a fork bomb must not keep us from killing.
     stop_until = deadline - timeout / 2
     handles: dict[int, int] = {}
@@ -373,7 +377,8 @@ def kill_descendants(
                 except PermissionError:
                     untouchable.add(pid)
                     os.close(handles.pop(pid))
-            _wait_for_ends(handles, min(time.monotonic() + _RESCAN_S, deadline))
+            if _wait_for_ends(handles, min(time.monotonic() + _RESCAN_S, deadline)):
+                deadline = min(time.monotonic() + timeout, last)
             for _ in range(2):
                 living = find_descendants(instance, number, exclude=exclude, roots=roots) | handles.keys()
                 if not living <= untouchable:
@@ -435,8 +440,12 @@ def _stop_all(
     return stopped
 
 
-def _wait_for_ends(handles: dict[int, int], until: float) -> None:
-    """Wait until the processes have ended (as zombies have); close the pidfds of the ended ones."""
+def _wait_for_ends(handles: dict[int, int], until: float) -> bool:
+    """Wait until the processes have ended (as zombies have); close the pidfds of the ended ones.
+
+    Returns:
+        Whether one has ended.
+    """
     poll = select.poll()
     pids = {handle: pid for pid, handle in handles.items()}
     for handle in pids:
@@ -444,11 +453,12 @@ def _wait_for_ends(handles: dict[int, int], until: float) -> None:
     while handles:
         ended = poll.poll(max(0.0, until - time.monotonic()) * 1000)
         if not ended:
-            return
+            break
         for handle, _ in ended:
             poll.unregister(handle)
             del handles[pids[handle]]
             os.close(handle)
+    return len(handles) < len(pids)
 
 
 def _belongs(tag: int | None, instance: int, numbers: Collection[int] | None) -> bool:

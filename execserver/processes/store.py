@@ -216,9 +216,10 @@ class ProcessStore:
         def forget() -> None:
             if self._processes.get(process.process_id) is process:
                 del self._processes[process.process_id]
-                closed_at = time.time() - self.executor.retention.ttl
-                remembered = _forgotten(process, "processExpired", round(closed_at * 1000))
-                self.executor.forgotten.add(remembered)
+                if not self._ended:  # else its session's end is remembered as the reason
+                    closed_at = time.time() - self.executor.retention.ttl
+                    remembered = _forgotten(process, "processExpired", round(closed_at * 1000))
+                    self.executor.forgotten.add(remembered)
                 self.executor.forget(process)
 
         self.executor.retention.retain(process, forget, since)

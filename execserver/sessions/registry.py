@@ -234,6 +234,7 @@ class SessionRegistry:
                 if process.closed:
                     closed.append(process)
             if state.ending:
+                session.processes.refuse_starts()
                 self._kill_soon(session)
             else:
                 self._sessions[session_id] = session

@@ -285,6 +285,24 @@ def test_more_members_than_descriptors_are_killed_in_turns(instance: int, left: 
         os.close(handle)
 
 
+def test_the_time_limit_counts_from_the_last_end_of_a_process(
+    instance: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = descendants.read_proc
+
+    def slowly(path: str) -> bytes:  # as on a busy machine
+        time.sleep(0.001)
+        return read(path)
+
+    process, _ = start(instance, 1, "for i in $(seq 32); do sleep 600 & done; echo go; wait")
+    with descriptors_left(6), monkeypatch.context() as patched:
+        patched.setattr(descendants, "read_proc", slowly)
+        begin = time.monotonic()
+        assert kill_descendants(instance, timeout=0.5) == []
+        assert time.monotonic() - begin > 0.5, "the limit was never reached"
+    process.wait()
+
+
 @pytest.mark.parametrize("left", [0, 1])
 def test_without_descriptors_no_process_is_killed_and_the_caller_is_told(instance: int, left: int) -> None:
     process, _ = start(instance, 1, "echo go; exec sleep 600")

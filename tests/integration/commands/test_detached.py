@@ -141,7 +141,10 @@ def test_after_the_end_of_its_session_an_id_is_told_when_and_why(
     assert "--ttl" in text
 
 
-def test_the_end_is_known_at_the_next_server_too(execserver: CommandLine, server: Server) -> None:
+def test_the_end_is_known_at_the_next_server_too(start_server: StartServer, tmp_path: Path) -> None:
+    """Also if the next server has not ended the session yet when the process has been kept long enough."""
+    server = start_server(f"unix://{tmp_path}/s", "--session-ttl", "0.3", "--process-ttl", "0.01")
+    execserver = CommandLine(server.url, tmp_path)
     process, pid = detached(execserver, "sleep", "300")
     assert wait_gone(pid)
     old = serving_process(server)

@@ -18,8 +18,9 @@ from tests.support.wire import Client, Server, alive
 BOUND_SECONDS = 0.25
 """What an answer may take. It is a tenth of that where a processor is free."""
 
-RELAYED_BOUND_SECONDS = 0.125
-"""The same through a relay, where it took twice as long before."""
+RELAYED_BOUND_SECONDS = 0.2
+"""The same through a relay: 0.01 where a processor is free, 0.13 beside another suite. It was 0.25 and more
+while a relay read 256 KiB of a peer at a time."""
 
 MEASURED_SECONDS = 0.8
 PAUSE_SECONDS = 0.01
