@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from execprotocol import environment, filesystem, handshake, http, network, process
+from execprotocol import environment, filesystem, handshake, http, network, process, watch
 from execprotocol.model import Params
 
 
@@ -195,6 +195,9 @@ METHODS: dict[str, Method] = {
         Method("fs/writeBlock", _FS, filesystem.WriteBlockParams, filesystem.Empty),
         Method("fs/close", _FS, filesystem.CloseParams, filesystem.Empty, counted=False),
         Method("fs/watchMissing", _FS, filesystem.WatchMissingParams, filesystem.WatchMissingResult),
+        Method("fs/watch", _FS, watch.WatchParams, watch.WatchResult, extension=True),
+        Method("fs/watchRead", _FS, watch.WatchReadParams, watch.WatchReadResult, extension=True),
+        Method("fs/unwatch", _FS, watch.UnwatchParams, filesystem.Empty, extension=True),
         Method(
             "rpc.discover",
             "discovery",
@@ -222,13 +225,14 @@ EVENTS: dict[str, Any] = {
     "process/exited": process.ExitedEvent,
     "process/closed": process.ClosedEvent,
     "fs/missingChanged": filesystem.MissingChangedEvent,
+    "fs/changed": watch.ChangedEvent,
     "http/request/bodyDelta": http.BodyDeltaEvent,
     "network/policyDecision": network.PolicyDecisionEvent,
     "executor/draining": handshake.DrainingEvent,
 }
 
 
-EXTENSION_EVENTS = ("executor/draining",)
+EXTENSION_EVENTS = ("executor/draining", "fs/changed")
 """The events that the reference does not have."""
 
 

@@ -164,6 +164,16 @@ VALID: dict[str, dict[str, Any]] = {
     "fs/writeBlock": {"handleId": "h", "offset": 0, "chunk": "eA==", "sandbox": SANDBOX},
     "fs/close": {"handleId": "h"},
     "fs/watchMissing": {"watchId": 1, "missing": ["file:///a"], "present": "file:///b"},
+    "fs/watch": {
+        **PATH,
+        "watchId": "w",
+        "recursive": False,
+        "ignoreRules": False,
+        "excludeDirs": [".git"],
+        "ifExists": "attach",
+    },
+    "fs/watchRead": {"watchId": "w", "afterSeq": 1, "maxChanges": 10_000, "waitMs": 1},
+    "fs/unwatch": {"watchId": "w"},
     "http/request": {
         "method": "GET",
         "url": "http://127.0.0.1/",
