@@ -50,6 +50,7 @@ class FakeProcess:
         self.closed_seq: int | None = None
         self.subscribers: list[EventStream] = []
         self.paused = False
+        self.output = SimpleNamespace(pacing=None)
 
     def output(self, data: bytes) -> None:
         read, write = os.pipe()
@@ -78,6 +79,7 @@ class FakeProcess:
 
     def resume(self) -> None:
         self.paused = False
+        self.output = SimpleNamespace(pacing=None)
 
 
 class RecordingSink:
