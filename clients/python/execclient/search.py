@@ -28,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, NamedTuple, Self
+from weakref import WeakKeyDictionary
 
 from pybase64 import b64decode
 
@@ -233,6 +234,12 @@ async def find(
 # -- pages
 
 
+MAX_OPEN_SEARCHES = 4
+"""At the daemon, which ends the oldest one of a session for a further one."""
+
+_TURNS: WeakKeyDictionary[Executor, asyncio.Semaphore] = WeakKeyDictionary()
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A search, as the wire has it."""
@@ -248,7 +255,8 @@ class Request:
 class Pages:
     """The pages of a search, in an `async with` block; leaving it ends the search at the daemon.
 
-    A lost connection changes nothing: each page can be requested again.
+    Entering waits while the session has as many searches as the daemon allows. A lost connection changes
+    nothing: each page can be requested again.
     """
 
     def __init__(self, executor: Executor, request: Request) -> None:
@@ -266,6 +274,7 @@ class Pages:
         self._params = {**request.params, "path": executor.fs.uri(request.path), "searchId": self._search_id}
         self._limit = "maxMatches" if request.method == "fs/search" else "maxFiles"
         self._cursor: str | None = None
+        self._turn = _TURNS.setdefault(executor, asyncio.Semaphore(MAX_OPEN_SEARCHES))
 
     async def next(self, entries: int, size: int, seconds: float) -> Mapping[str, Json]:
         """The next page, as the wire has it (`docs/protocol.md`, "Search").
@@ -304,14 +313,19 @@ class Pages:
         return result
 
     async def __aenter__(self) -> Self:
+        await self._turn.acquire()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self.complete:
-            with suppress(ExecServerError):
-                await self._executor.call("fs/endSearch", {"searchId": self._search_id}, limit=_END_SECONDS)
+        try:
+            if not self.complete:
+                with suppress(ExecServerError):
+                    end = {"searchId": self._search_id}
+                    await self._executor.call("fs/endSearch", end, limit=_END_SECONDS)
+        finally:
+            self._turn.release()
 
 
 class _Collected:
