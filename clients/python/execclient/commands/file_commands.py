@@ -111,7 +111,7 @@ def _add_search(parser: Parser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="print N lines around each match, 20 at most",
+        help="print N lines around each match, at most 20",
     )
     parser.add_argument("-l", "--files-with-matches", action="store_true", help="print only names of files")
     _add_searching(parser)
@@ -147,7 +147,11 @@ def _add_searching(parser: Parser) -> None:
         help="leave out directories with this name; may be repeated",
     )
     parser.add_argument(
-        "-m", "--max-count", type=values.count, metavar="N", help="stop after N matches (default: none)"
+        "-m",
+        "--max-count",
+        type=values.count,
+        metavar="N",
+        help="stop after N matches or files (default: no limit)",
     )
     parser.add_argument(
         "--timeout", type=values.duration, metavar="T", help="stop after this time (default: never)"
