@@ -19,6 +19,9 @@ from tests.support.wire import Server
 
 DENIES = (ReadOnly(deny_read=("**/secret*",)), WorkspaceWrite(deny_read=("**/secret*",)))
 
+SLOW = r"(\w+\W+){1000}x"
+"""A regular expression that takes minutes for megabytes."""
+
 
 @pytest.fixture(scope="module")
 def server(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -254,10 +257,9 @@ async def test_a_line_of_megabytes_is_cut(executor: Executor, tmp_path: Path) ->
 async def test_a_search_stops_at_its_budget_of_time(
     executor: Executor, server: Server, tmp_path: Path
 ) -> None:
-    slow = r"(\w+\W+){1000}x"
     (tmp_path / "file").write_text("a b " * 4_000_000)
     begin = time.monotonic()
-    found = await search(executor, slow, tmp_path, regex=True, timeout=0.3)
+    found = await search(executor, SLOW, tmp_path, regex=True, timeout=0.3)
     assert time.monotonic() - begin < 5
     assert (found.matches, found.truncated) == ([], "time")
     await until_none_searches(server)
@@ -298,7 +300,7 @@ async def test_a_cancelled_search_leaves_no_process(
     executor: Executor, server: Server, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("a b " * 4_000_000)
-    task = asyncio.create_task(search(executor, r"(\w+\W+){1000}x", tmp_path, regex=True, timeout=600))
+    task = asyncio.create_task(search(executor, SLOW, tmp_path, regex=True, timeout=600))
     async with asyncio.timeout(20):
         while not searching(server):
             await asyncio.sleep(0.01)
@@ -315,6 +317,21 @@ async def test_more_searches_than_a_session_may_have_at_a_time_wait_for_each_oth
     tasks = [search(executor, "word", tmp_path, max_matches=10_000) for _ in range(12)]
     for found in await asyncio.gather(*tasks):
         assert (len(found.matches), found.truncated) == (5_000, None)
+
+
+async def test_a_long_search_is_not_ended_by_many_short_ones(
+    executor: Executor, server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "long").write_text("a b " * 4_000_000)
+    (tmp_path / "short").write_text("word\n")
+    long = asyncio.create_task(search(executor, SLOW, tmp_path, glob="long", regex=True, timeout=5))
+    async with asyncio.timeout(20):
+        while not searching(server):
+            await asyncio.sleep(0.01)
+    for _ in range(6):
+        assert len((await search(executor, "word", tmp_path, glob="short")).matches) == 1
+    found = await long
+    assert (found.matches, found.truncated) == ([], "time")
 
 
 async def test_a_find_stops_at_its_budgets(executor: Executor, tmp_path: Path) -> None:
