@@ -331,6 +331,9 @@ class InboxTable:
         self._on_missing = on_missing
         self._on_other = on_other
         self._on_last = on_last
+        self.listeners: dict[str, Callable[[Json | None], object]] = {}
+        """In place of `on_other`, by the method of the notification: called with its params, and with None
+        when another connection has to be asked for it, or the session has ended."""
         self._inboxes: dict[Key, list[Inbox]] = {}
 
     def __contains__(self, key: Key) -> bool:
@@ -375,7 +378,11 @@ class InboxTable:
     def deliver(self, method: str, params: Json) -> None:
         """Process a notification of the connection."""
         if not method.startswith("process/"):
-            self._on_other(method, params)
+            listener = self.listeners.get(method)
+            if listener is None:
+                self._on_other(method, params)
+            else:
+                listener(params)
             return
         inboxes = self._inboxes.get((params.get("sessionId"), params["processId"]))
         if inboxes is not None:
@@ -384,6 +391,17 @@ class InboxTable:
                     self._on_missing(inbox)
             if method == "process/closed":
                 self.forget_closed(inboxes)
+
+    def ask_again(self) -> None:
+        """The connection was replaced: notifications that the one before was asked for have ended with it."""
+        for listener in list(self.listeners.values()):
+            listener(None)
+
+    def fail(self, kind: type[ExecServerError], text: str) -> None:
+        """No more notifications will arrive, because of this error."""
+        for inbox in self:
+            inbox.fail(kind(text))
+        self.ask_again()
 
     def progress(self) -> int:
         """A number that grows with each delivered event."""

@@ -39,6 +39,7 @@ IDEMPOTENT = frozenset(
     {
         "process/list",
         "process/listForgotten",
+        "port/list",
         "process/read",
         "process/write",  # the daemon remembers the write id
         "process/closeStdin",
@@ -67,6 +68,8 @@ _PATHS = ("path", "sourcePath")
 
 KILL_SECONDS = 5.0
 """How long the end of a client waits for the response to a terminate."""
+
+_CLOSED = "the executor was closed"
 
 _Call = Callable[[], Coroutine[Any, Any, object]]
 _Tasks = set[asyncio.Task[None]]
@@ -190,8 +193,7 @@ class Session:
         self._settled.set()
         connection, self._connection = self._connection, None
         self.network.close()
-        for inbox in self.inboxes:
-            inbox.fail(ExecutorClosed("the executor was closed"))
+        self.inboxes.fail(ExecutorClosed, _CLOSED)
         recovering = () if self._recovering is None else (self._recovering,)
         await cancel({*self._last_calls, *self._readings, *recovering})
         if connection is not None:
@@ -415,12 +417,12 @@ class Session:
         self.inboxes.forget_closed()
         self._connection = connection
         self._settled.set()
+        self.inboxes.ask_again()
 
     def _give_up(self, error: ExecServerError) -> None:
         self._failure = error
         self._closed |= self._ending  # it ended as requested, before the response to that arrived
-        for inbox in self.inboxes:
-            inbox.fail(ExecutorClosed("the executor was closed") if self._closed else SessionLost(str(error)))
+        self.inboxes.fail(*((ExecutorClosed, _CLOSED) if self._closed else (SessionLost, str(error))))
         self._settled.set()
 
 
