@@ -143,10 +143,12 @@ class Forward:
             self._server.close()
             await cancel(self._connections)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
         self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await Tunnel(self.route, self.remote_port, reader, writer).run()
         except ExecServerError as error:
@@ -159,7 +161,6 @@ class Forward:
         except OSError:
             pass  # the local program has reset its connection
         finally:
-            self._connections.discard(task)
             writer.transport.abort()
 
     def __repr__(self) -> str:
@@ -205,8 +206,10 @@ class Tunnel:
         self._transport = writer.transport
         self._process: Process
         self._pacing: asyncio.Task[None] | None = None
-        self._reason = b""
-        """The error of the stream, as its program reports it."""
+        self._taken = 0
+        """Bytes of the listener so far."""
+        self._report = b""
+        """What the stream's program reports: `end`, and how many bytes the listener has sent, or an error."""
         self._gap: OutputGap | None = None
         self._transport.set_write_buffer_limits(STOP_BYTES, GO_ON_BYTES)
 
@@ -274,12 +277,22 @@ class Tunnel:
         if isinstance(piece, OutputGap):
             self._gap = piece
             self._transport.abort()
-        elif piece.stream == "stderr":
-            self._reason += piece.data
+            return
+        if piece.stream == "stderr":
+            self._report += piece.data
         elif not self._transport.is_closing():
+            self._taken += len(piece.data)
             self._writer.write(piece.data)
             if self._pacing is None and self._transport.get_write_buffer_size() > STOP_BYTES:
                 self._pacing = asyncio.create_task(self._pace())
+        if self._report == b"end %d\n" % self._taken:
+            self._end_output()
+
+    def _end_output(self) -> None:
+        """Tell the local program that the listener sends no more. May be called again."""
+        if not self._transport.is_closing():
+            with suppress(OSError):  # it has reset the connection
+                self._writer.write_eof()
 
     async def _pace(self) -> None:
         """Stop the stream until the local program has read most of what waits for it."""
@@ -298,7 +311,7 @@ class Tunnel:
 
     def _check_end(self, code: int) -> None:
         if code:
-            reason = self._reason.decode(errors="replace").strip() or f"its program has exited with {code}"
+            reason = self._report.decode(errors="replace").strip() or f"its program has exited with {code}"
             raise StreamFailed(f"the connection to port {self._port} of the executor has failed: {reason}")
 
     async def _end_locally(self) -> None:
@@ -306,8 +319,7 @@ class Tunnel:
 
         Data of the local program that nothing reads would make the kernel discard what was sent last.
         """
-        if not self._transport.is_closing():
-            self._writer.write_eof()
+        self._end_output()
         self._transport.set_write_buffer_limits(0)
         await self._writer.drain()
         with suppress(TimeoutError):
