@@ -44,8 +44,9 @@ class PortEntry(TypedDict):
     family: Family
     """The family of the address. A socket on `::` may take IPv4 connections, too."""
 
-    processId: str
-    """The `processId` of the `process/start` whose descendant listens."""
+    processId: str | None
+    """The `processId` of the `process/start` whose descendant listens; null if that process is no longer
+    kept."""
 
     sessionId: str
     """The session of that process."""
@@ -72,10 +73,12 @@ class PortListResult(TypedDict):
 class PortOpenParams(Params):
     """Open a byte stream to a listener of `port/list`.
 
-    The stream is a process of this session: its output `stdout` is what the listener sends, `process/write`
-    sends to it, and `process/closeStdin` ends that direction. It exits with 0 when both directions have
-    ended, and with 1 after an error of the connection, whose reason is its output `stderr`. Nothing of its
-    output is ever dropped: while 8 MiB are not sent or not read, the listener has to wait.
+    The stream is a process of this session. Its `stdout` is what the listener sends, and `process/write`
+    sends to the listener. `process/closeStdin` ends that direction; when the listener ends the other one, the
+    stream writes `eof` and a newline to `stderr`, after all bytes of `stdout`. It exits with 0 once both have
+    ended, and with 1 if the connection breaks, whose reason is its `stderr`. Its output is never dropped:
+    while more than 8 MiB of it are not sent, or after a resume not read, the listener has to wait. The same
+    request for a stream that exists is answered again, and opens nothing.
     """
 
     process_id: str
