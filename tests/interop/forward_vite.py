@@ -1,5 +1,5 @@
-"""vite's dev server at the executor, and Chromium at a forwarded port: hot updates reach the page, which never
-reloads, while connections are cut and the relay is killed. `make forward-vite` runs it.
+"""vite's dev server at the executor, and Chromium at a forwarded port: hot updates reach the page, which does
+not load anew, while connections are cut and the relay is killed. `make forward-vite` runs it.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from tests.conftest import StartServer
 from tests.docs.browser import SECONDS, browser
 from tests.integration.relay.test_client_over_relay import Place, new_tokens
 from tests.support.relay_service import RelayService
-from tests.support.wire import free_port
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -82,9 +82,14 @@ def served(executor: Executor, project: Path, sandbox: Sandbox | None = None) ->
     port = free_port()
     options = ["--host", "127.0.0.1", "--port", str(port), "--strictPort", "--clearScreen", "false"]
     argv = [node, str(MODULES / "vite" / "bin" / "vite.js"), *options]
-    with executor.start(argv, cwd=project, env={"VITE_CACHE_DIR": "x"}, sandbox=sandbox) as vite:
+    with executor.start(argv, cwd=project, sandbox=sandbox) as vite:
         wait_listening(executor, vite.id, port)
         yield port
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def wait_listening(executor: Executor, process_id: str, port: int) -> None:
@@ -102,7 +107,7 @@ def wait_shown(chrome: Chrome, text: str) -> None:
         time.sleep(0.02)
 
 
-def follow(chrome: Chrome, url: str, project: Path, cuts: dict[str, Callable[[], object]]) -> None:
+def follow(chrome: Chrome, url: str, project: Path, cuts: Mapping[str, Callable[[], object]]) -> None:
     """Open the page, and change its text: once as it is, and once after each cut."""
     chrome.get(url)
     wait_shown(chrome, "one")
@@ -154,7 +159,7 @@ def test_a_page_is_updated_through_a_relay_that_is_killed_and_restarted(
 
         with (
             place.executor(),
-            place.connect_blocking(recovery_timeout=60) as executor,
+            connect(place.url, token=place.token, recovery_timeout=60) as executor,
             served(executor, project) as port,
             executor.forward(port, local_port=0) as forwarded,
         ):

@@ -1,4 +1,4 @@
-"""A program that listens on a port, for tests of ports: `python listener.py [ADDRESS [PORT]]` prints its port.
+"""A program that listens on a port, for tests: `python listener.py [ADDRESS [PORT]]` prints its port.
 
 The first line of a connection says what it does:
 
@@ -18,7 +18,7 @@ import socket
 import struct
 import sys
 import threading
-from typing import BinaryIO
+from io import BufferedReader
 
 PATTERN = bytes(range(256)) * 257
 """65,792 bytes: no power of two, so that a block that is lost or doubled changes what follows."""
@@ -47,7 +47,7 @@ def serve(connection: socket.socket) -> None:
                 connections -= 1
 
 
-def act(connection: socket.socket, lines: BinaryIO) -> None:
+def act(connection: socket.socket, lines: BufferedReader) -> None:
     global dripped
     word, _, rest = lines.readline().decode().strip().partition(" ")
     if word == "echo":

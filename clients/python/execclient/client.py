@@ -15,18 +15,16 @@ from execclient.connection.connection import Json
 from execclient.environment_policy import EnvironmentPolicy, Inherit
 from execclient.errors import NoSuchProcess, Refused, Unsupported, UnsupportedUrl
 from execclient.filesystem import FileSystem
+from execclient.ports import PortMethods
 from execclient.process import Process
 from execclient.resource_limits import ResourceLimits
-from execclient.results import ListeningPort, ProcessInfo, RunResult
+from execclient.results import ProcessInfo, RunResult
 from execclient.run import IfExists, Limits, Run, Starter, StartOptions
 from execclient.session.draining import DrainNotices, OnDraining
 from execclient.session.inbox import Inbox
 from execclient.session.network import NetworkAnswers, NetworkHandlers, OnNetworkDecision, OnNetworkRequest
 from execclient.session.session import Session
 from execprotocol.path_uri import parse_path_uri
-
-if TYPE_CHECKING:
-    from execclient.ports import Forward, OnError, PortEvents
 
 BUFFER_BYTES = 64 << 20
 """Output of a process that may wait in the client."""
@@ -44,7 +42,7 @@ _NOT_OPEN = (
 )
 
 
-class Executor:
+class Executor(PortMethods):
     """A daemon that runs commands and accesses files. Get one from `connect`."""
 
     def __init__(self, session: Session, url: str, info: Mapping[str, Json]) -> None:
@@ -284,77 +282,6 @@ class Executor:
         self._session.require("process/list")
         result = await self._session.call("process/list", {"allSessions": all_sessions, "argv": argv})
         return [ProcessInfo.decode(item) for item in result["processes"]]
-
-    async def ports(
-        self, *, session_id: str | None = None, all_sessions: bool = False
-    ) -> list[ListeningPort]:
-        """The TCP ports on which processes of this session and their descendants listen, by number.
-
-        Args:
-            session_id: the ports of another session.
-            all_sessions: the ports of all sessions.
-
-        Raises:
-            Refused: other sessions are not accessible from here; the message says what would help.
-            Unsupported: the server does not serve `port/list`.
-        """
-        self._session.require("port/list")
-        params = {"sessionId": session_id, "allSessions": all_sessions}
-        result = await self._session.call("port/list", params)
-        return [ListeningPort.decode(item) for item in result["ports"]]
-
-    def watch_ports(self, *, all_sessions: bool = False) -> PortEvents:
-        """Watch on which ports processes begin and stop to listen, within `async with`.
-
-            async with executor.watch_ports() as events:
-                async for port, listening in events:
-                    print(port.port, listening)
-
-        Args:
-            all_sessions: the ports of all sessions, not only of this one.
-
-        Raises:
-            Refused, Unsupported: on entering, as `ports`.
-            ValueError: on entering, there is a watch of this session already.
-        """
-        from execclient.ports import PortEvents
-
-        return PortEvents(self._session, all_sessions=all_sessions)
-
-    def forward(
-        self,
-        port: int,
-        *,
-        local_port: int | None = None,
-        process: Process | str | None = None,
-        session_id: str | None = None,
-        on_error: OnError | None = None,
-    ) -> Forward:
-        """Forward a port of this machine to a port at the executor, within `async with`.
-
-            async with executor.forward(3000) as forwarded:
-                print(forwarded.url)
-
-        Programs of this machine connect to 127.0.0.1. Connections outlast a lost connection to the daemon:
-        they stand still until it is replaced. Each end of a direction is forwarded by itself.
-
-        Args:
-            port: a TCP port on which a process of the session, or a descendant, listens, also in a sandbox
-                with a network of its own. Until a process listens, connections are reset.
-            local_port: the port of this machine; 0 for a free one. By default the same number, or a free one
-                if that is in use: see `Forward.port`.
-            process: the process, if several listen on this port.
-            session_id: the session of the process, if it is another one; that of `process` by default.
-            on_error: called with the error of each connection that fails, such as `Refused` while no process
-                listens; may be asynchronous. By default errors are logged.
-
-        Raises:
-            OSError: on entering, the local port is in use, or not permitted.
-            Unsupported: on entering, the server does not serve `port/open`.
-        """
-        from execclient.ports import Forward, route
-
-        return Forward(route(self._session, process, session_id), port, local_port, on_error)
 
     async def kill_trees(self, process_ids: Container[str]) -> None:
         """Kill the remaining descendants of processes of this session, also of those that have exited.

@@ -56,6 +56,9 @@ LINGER_SECONDS = 1.0
 
 BACKLOG = 128
 
+END_OF_LISTENER = b"eof\n"
+"""What a stream writes to its `stderr` when the listener has ended its direction."""
+
 LISTENING = "port/listening"
 
 OnError = Callable[[ExecServerError], object]
@@ -75,11 +78,81 @@ class Route(NamedTuple):
     """The session of that process; None for `session`."""
 
 
-def route(session: Session, process: Process | str | None, session_id: str | None) -> Route:
-    """The route to a process, by its id or as it is; None for any of the session."""
-    if isinstance(process, Process):
-        session_id, process = session_id or process.session_id, process.id
-    return Route(session, process, None if session_id == session.id else session_id)
+class PortMethods:
+    """The methods of an executor for ports."""
+
+    _session: Session
+
+    async def ports(
+        self, *, session_id: str | None = None, all_sessions: bool = False
+    ) -> list[ListeningPort]:
+        """The TCP ports on which processes of this session and their descendants listen, by number.
+
+        Args:
+            session_id: the ports of another session.
+            all_sessions: the ports of all sessions.
+
+        Raises:
+            Refused: other sessions are not accessible from here; the message says what would help.
+            Unsupported: the server does not serve `port/list`.
+        """
+        self._session.require("port/list")
+        params = {"sessionId": session_id, "allSessions": all_sessions}
+        result = await self._session.call("port/list", params)
+        return [ListeningPort.decode(item) for item in result["ports"]]
+
+    def watch_ports(self, *, all_sessions: bool = False) -> PortEvents:
+        """Watch on which ports processes begin and stop to listen, within `async with`.
+
+            async with executor.watch_ports() as events:
+                async for port, listening in events:
+                    print(port.port, listening)
+
+        Args:
+            all_sessions: the ports of all sessions, not only of this one.
+
+        Raises:
+            Refused, Unsupported: on entering, as `ports`.
+            ValueError: on entering, there is a watch of this session already.
+        """
+        return PortEvents(self._session, all_sessions=all_sessions)
+
+    def forward(
+        self,
+        port: int,
+        *,
+        local_port: int | None = None,
+        process: Process | str | None = None,
+        session_id: str | None = None,
+        on_error: OnError | None = None,
+    ) -> Forward:
+        """Forward a port of this machine to a port at the executor, within `async with`.
+
+            async with executor.forward(3000) as forwarded:
+                print(forwarded.url)
+
+        Programs of this machine connect to 127.0.0.1. Connections outlast a lost connection to the daemon:
+        they stand still until it is replaced. Each end of a direction is forwarded by itself.
+
+        Args:
+            port: a TCP port on which a process of the session, or a descendant, listens, also in a sandbox
+                with a network of its own. Until a process listens, connections are reset.
+            local_port: the port of this machine; 0 for a free one. By default the same number, or a free one
+                if that is in use: see `Forward.port`.
+            process: the process, if several listen on this port.
+            session_id: the session of the process, if it is another one; that of `process` by default.
+            on_error: called with the error of each connection that fails, such as `Refused` while no process
+                listens; may be asynchronous. By default errors are logged.
+
+        Raises:
+            OSError: on entering, the local port is in use, or not permitted.
+            Unsupported: on entering, the server does not serve `port/open`.
+        """
+        if isinstance(process, Process):
+            session_id, process = session_id or process.session_id, process.id
+        own = session_id == self._session.id
+        route = Route(self._session, process, None if own else session_id)
+        return Forward(route, port, local_port, on_error)
 
 
 class Forward:
@@ -206,10 +279,8 @@ class Tunnel:
         self._transport = writer.transport
         self._process: Process
         self._pacing: asyncio.Task[None] | None = None
-        self._taken = 0
-        """Bytes of the listener so far."""
         self._report = b""
-        """What the stream's program reports: `end`, and how many bytes the listener has sent, or an error."""
+        """What the stream writes to its `stderr`: `END_OF_LISTENER`, then an error if there is one."""
         self._gap: OutputGap | None = None
         self._transport.set_write_buffer_limits(STOP_BYTES, GO_ON_BYTES)
 
@@ -280,13 +351,12 @@ class Tunnel:
             return
         if piece.stream == "stderr":
             self._report += piece.data
+            if self._report.startswith(END_OF_LISTENER):
+                self._end_output()
         elif not self._transport.is_closing():
-            self._taken += len(piece.data)
             self._writer.write(piece.data)
             if self._pacing is None and self._transport.get_write_buffer_size() > STOP_BYTES:
                 self._pacing = asyncio.create_task(self._pace())
-        if self._report == b"end %d\n" % self._taken:
-            self._end_output()
 
     def _end_output(self) -> None:
         """Tell the local program that the listener sends no more. May be called again."""
@@ -311,7 +381,8 @@ class Tunnel:
 
     def _check_end(self, code: int) -> None:
         if code:
-            reason = self._report.decode(errors="replace").strip() or f"its program has exited with {code}"
+            report = self._report.removeprefix(END_OF_LISTENER)
+            reason = report.decode(errors="replace").strip() or f"its program has exited with {code}"
             raise StreamFailed(f"the connection to port {self._port} of the executor has failed: {reason}")
 
     async def _end_locally(self) -> None:
@@ -339,7 +410,7 @@ class PortEvents:
     def __init__(self, session: Session, *, all_sessions: bool) -> None:
         self._session = session
         self._params = {"allSessions": all_sessions, "watch": True}
-        self._known: dict[tuple[str, str, str, int], ListeningPort] = {}
+        self._known: dict[tuple[str, str | None, str, int], ListeningPort] = {}
         self._waiting: deque[PortEvent] = deque()
         self._news = asyncio.Event()
         self._asked = False

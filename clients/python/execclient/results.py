@@ -302,8 +302,9 @@ class ListeningPort(NamedTuple):
     port: int
     address: str
     """That the socket is bound to: `127.0.0.1`, `0.0.0.0`, `::`, …"""
-    process_id: str
-    """The process, as `start` names it, that the listening process descends from."""
+    process_id: str | None
+    """The process, as `start` names it, that the listening process descends from; None if it is no longer
+    kept."""
     session_id: str
     """The session of that process."""
     pid: int
@@ -314,7 +315,7 @@ class ListeningPort(NamedTuple):
     """Whether the socket is in a sandbox with a network of its own, where only `forward` reaches it."""
 
     @property
-    def key(self) -> tuple[str, str, str, int]:
+    def key(self) -> tuple[str, str | None, str, int]:
         """The session, the process, the address and the port: no two listeners have the same."""
         return self.session_id, self.process_id, self.address, self.port
 

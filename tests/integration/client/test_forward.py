@@ -37,12 +37,14 @@ WAITING = 48 << 20
 
 
 @asynccontextmanager
-async def listening(executor: Executor, *arguments: str, **options: Any) -> AsyncIterator[tuple[Process, int]]:
+async def listening(
+    executor: Executor, *arguments: str, **options: Any
+) -> AsyncIterator[tuple[Process, int]]:
     """The program of these tests at the executor, and its port."""
     async with await executor.start([*PROGRAM, *arguments], **options) as process:
         async with asyncio.timeout(PATIENCE):
             line = await anext(process.lines())
-        yield process, int(line.text)
+        yield process, int(line)
 
 
 @pytest.fixture
@@ -87,7 +89,7 @@ async def test_a_port_is_listed_with_the_process_whose_descendant_listens(execut
     shell = ["sh", "-c", '"$@"; :', "sh"]
     async with listening(executor) as (_, other):
         process = await executor.start([*shell, *PROGRAM])
-        port = int((await anext(process.lines())).text)
+        port = int(await anext(process.lines()))
 
         [found] = [each for each in await executor.ports() if each.port == port]
 
@@ -99,15 +101,18 @@ async def test_a_port_is_listed_with_the_process_whose_descendant_listens(execut
 
 
 async def test_a_watch_yields_what_listens_already_and_what_begins_and_stops(executor: Executor) -> None:
-    async with asyncio.timeout(PATIENCE), listening(executor) as (first, before):
-        async with executor.watch_ports() as events:
-            assert summary(await anext(events)) == (first.id, before, True)
-            async with listening(executor) as (second, port):
-                assert summary(await anext(events)) == (second.id, port, True)
-            assert summary(await anext(events)) == (second.id, port, False)
+    async with (
+        asyncio.timeout(PATIENCE),
+        listening(executor) as (first, before),
+        executor.watch_ports() as events,
+    ):
+        assert summary(await anext(events)) == (first.id, before, True)
+        async with listening(executor) as (second, port):
+            assert summary(await anext(events)) == (second.id, port, True)
+        assert summary(await anext(events)) == (second.id, port, False)
 
 
-def summary(event: PortEvent) -> tuple[str, int, bool]:
+def summary(event: PortEvent) -> tuple[str | None, int, bool]:
     return event.port.process_id, event.port.port, event.listening
 
 
@@ -153,26 +158,28 @@ async def test_a_program_that_closes_the_connection_ends_it(forwarded: Forward) 
     async with asyncio.timeout(PATIENCE):
         writer.write(b"dripped\n")
         assert await reader.read() == b"0"
-        await until(lambda: b"" == reader._buffer)
         writer.close()
         await until(lambda: forwarded.connections == 0)
 
 
 async def test_what_goes_both_ways_is_whole_while_the_connection_is_cut(shared_url: str) -> None:
     data = program.pattern(LARGE)
-    async with connect(shared_url) as executor, listening(executor) as (_, port):
-        async with executor.forward(port, local_port=0) as forwarded:
+    async with (
+        connect(shared_url) as executor,
+        listening(executor) as (_, port),
+        executor.forward(port, local_port=0) as forwarded,
+    ):
 
-            async def cut() -> None:
-                while True:
-                    await asyncio.sleep(0.1)
-                    executor.drop_connection()
+        async def cut() -> None:
+            while True:
+                await asyncio.sleep(0.1)
+                executor.drop_connection()
 
-            cutting = asyncio.create_task(cut())
-            received, counted = await asyncio.gather(
-                ask(forwarded, f"send {LARGE}"), ask(forwarded, "count", data)
-            )
-            cutting.cancel()
+        cutting = asyncio.create_task(cut())
+        received, counted = await asyncio.gather(
+            ask(forwarded, f"send {LARGE}"), ask(forwarded, "count", data)
+        )
+        cutting.cancel()
 
     assert received == data
     assert counted.decode() == f"{LARGE} {hashlib.sha256(data).hexdigest()}"
@@ -249,27 +256,35 @@ async def test_a_port_in_a_sandbox_without_network_is_reached(executor: Executor
 
 async def test_the_same_port_of_two_processes_is_told_apart(executor: Executor) -> None:
     inside = ReadOnly()
-    async with listening(executor, "127.0.0.1", "4321", sandbox=inside) as (first, port):
-        async with listening(executor, "127.0.0.1", "4321", sandbox=inside) as (second, _):
-            errors: list[ExecServerError] = []
-            async with executor.forward(port, local_port=0, on_error=errors.append) as forwarded:
-                with pytest.raises(ConnectionResetError):
-                    await ask(forwarded, "open")
-            assert first.id in str(errors)
-            assert second.id in str(errors)
-            async with executor.forward(port, local_port=0, process=second) as forwarded:
-                assert await ask(forwarded, "open") == b"0"
+    async with (
+        listening(executor, "127.0.0.1", "4321", sandbox=inside) as (first, port),
+        listening(executor, "127.0.0.1", "4321", sandbox=inside) as (second, _),
+    ):
+        errors: list[ExecServerError] = []
+        async with executor.forward(port, local_port=0, on_error=errors.append) as forwarded:
+            with pytest.raises(ConnectionResetError):
+                await ask(forwarded, "open")
+        assert first.id in str(errors)
+        assert second.id in str(errors)
+        async with executor.forward(port, local_port=0, process=second) as forwarded:
+            assert await ask(forwarded, "open") == b"0"
 
 
 @pytest.mark.parametrize("address", ["::1", "0.0.0.0", "::"])
 async def test_a_listener_may_have_any_address(executor: Executor, address: str) -> None:
-    async with listening(executor, address) as (_, port):
-        async with executor.forward(port, local_port=0) as forwarded:
-            assert await ask(forwarded, "echo") == b"bye"
+    async with (
+        listening(executor, address) as (_, port),
+        executor.forward(port, local_port=0) as forwarded,
+    ):
+        assert await ask(forwarded, "echo") == b"bye"
 
 
 async def test_a_process_of_another_session_is_reached_where_sessions_are_shown(shared_url: str) -> None:
-    async with connect(shared_url) as owner, listening(owner) as (process, port), connect(shared_url) as other:
+    async with (
+        connect(shared_url) as owner,
+        listening(owner) as (process, port),
+        connect(shared_url) as other,
+    ):
         if shared_url.startswith("ws:"):  # without authentication
             with pytest.raises(Refused):
                 await other.ports(all_sessions=True)
@@ -329,7 +344,12 @@ async def test_no_stream_is_left_after_the_block(executor: Executor, served: tup
 
 @pytest.mark.parametrize(
     ("port", "local_port", "message"),
-    [(0, 0, "port is 1 to 65535"), (65536, 0, "port is 1"), ("80", 0, "number of a port"), (80, -1, "local_port is 0")],
+    [
+        (0, 0, "port is 1 to 65535"),
+        (65536, 0, "port is 1"),
+        ("80", 0, "number of a port"),
+        (80, -1, "local_port is 0"),
+    ],
 )
 async def test_a_number_that_is_no_port_is_refused(
     executor: Executor, port: Any, local_port: int, message: str
@@ -343,14 +363,16 @@ async def test_a_number_that_is_no_port_is_refused(
 
 def test_the_blocking_client_forwards_and_watches_too(url: str) -> None:
     with connect_blocking(url) as executor, executor.start(PROGRAM) as process:
-        port = int(next(process.lines()).text)
+        port = int(next(process.lines()))
         with executor.watch_ports() as events:
             assert next(events).port.port == port
         assert [each.port for each in executor.ports()] == [port]
-        with executor.forward(port, local_port=0, process=process) as forwarded:
-            with socket.create_connection(("127.0.0.1", forwarded.port), PATIENCE) as connection:
-                connection.sendall(b"echo\nblocking")
-                connection.shutdown(socket.SHUT_WR)
-                assert connection.makefile("rb").read() == b"blockingbye"
+        with (
+            executor.forward(port, local_port=0, process=process) as forwarded,
+            socket.create_connection(("127.0.0.1", forwarded.port), PATIENCE) as connection,
+        ):
+            connection.sendall(b"echo\nblocking")
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.makefile("rb").read() == b"blockingbye"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", forwarded.port), PATIENCE)

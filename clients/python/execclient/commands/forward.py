@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
-from execclient import ExecServerError, Executor, Forward, ListeningPort
+from execclient import ExecServerError, Executor, Forward, ListeningPort, StreamFailed
 from execclient.commands.daemon import DaemonOptions, Processes
 from execclient.commands.failures import CommandExit, print_message
 from execclient.commands.signals import Signals
@@ -32,7 +32,7 @@ _COLUMNS = (
     _Column("ADDRESS", lambda each: each.address),
     _Column("NAME", lambda each: each.name),
     _Column("PID", lambda each: str(each.pid)),
-    _Column("ID", lambda each: each.process_id),
+    _Column("ID", lambda each: each.process_id or ""),
     _Column("SANDBOX", lambda each: "yes" if each.sandboxed else ""),
     _Column("SESSION", lambda each: each.session_id),
 )
@@ -48,10 +48,15 @@ async def ports(daemon: DaemonOptions, *, as_json: bool) -> int:
             for port in await executor.ports(all_sessions=processes.shows_all)
         ]
     if as_json:
-        print(json.dumps([each._asdict() for each in found], indent=2), flush=True)
+        print(json.dumps([_members(each) for each in found], indent=2), flush=True)
     else:
         print("\n".join(_table(found)), flush=True)
     return 0
+
+
+def _members(port: ListeningPort) -> dict[str, object]:
+    ids = {"processId": port.process_id, "sessionId": port.session_id, "pid": port.pid}
+    return {"port": port.port, "address": port.address, **ids, "name": port.name, "sandboxed": port.sandboxed}
 
 
 def _table(found: Sequence[ListeningPort]) -> list[str]:
@@ -92,12 +97,13 @@ class _Listener(NamedTuple):
     """A process that listens on the port, and the session through which it is reached."""
 
     executor: Executor
-    process_id: str
+    process_id: str | None
     session_id: str
     name: str
 
     def __str__(self) -> str:
-        return f"{self.name} (process {self.process_id} of session {self.session_id})"
+        process = "" if self.process_id is None else f"process {self.process_id} of "
+        return f"{self.name} ({process}session {self.session_id})"
 
 
 class _Forwarding:
@@ -113,7 +119,7 @@ class _Forwarding:
         self._options = options
         self._stack = stack
         self._processes = Processes(daemon, stack, patience=PATIENCE_SECONDS)
-        self._listeners: dict[tuple[str, str, str, int], _Listener] = {}
+        self._listeners: dict[tuple[str, str | None, str, int], _Listener] = {}
         self._target: _Listener | None = None
         self._forward: Forward
         self._has_printed = False
@@ -213,5 +219,6 @@ class _Forwarding:
             print_message(f"no process listens on port {port} yet")
 
     def _failed(self, error: ExecServerError) -> None:
-        if self._target is not None:
+        # A listener that resets a connection is no news.
+        if self._target is not None and not isinstance(error, StreamFailed):
             print_message(f"a connection to port {self._options.port} has failed: {error}")
