@@ -33,6 +33,9 @@ MODULES = Path(__file__).resolve().parents[2] / ".interop" / "forward" / "node_m
 DOWN_SECONDS = 2.0
 """How long a killed relay is away."""
 
+SAVE_SECONDS = 0.3
+"""Between two changes of a file: vite takes those within 0.1 s for one."""
+
 LARGE = 24 << 20
 
 PAGE = '<!doctype html><title>page</title><p id="text"></p><script type="module" src="/main.js"></script>'
@@ -107,14 +110,26 @@ def wait_shown(chrome: Chrome, text: str) -> None:
         time.sleep(0.02)
 
 
+def wait_connected(chrome: Chrome) -> None:
+    """Wait until the page has the WebSocket by which it learns of changes."""
+    deadline = time.monotonic() + SECONDS
+    messages: list[str] = []
+    while not any("[vite] connected." in each for each in messages):
+        assert time.monotonic() < deadline, messages
+        messages += [entry["message"] for entry in chrome.get_log("browser")]
+        time.sleep(0.02)
+
+
 def follow(chrome: Chrome, url: str, project: Path, cuts: Mapping[str, Callable[[], object]]) -> None:
     """Open the page, and change its text: once as it is, and once after each cut."""
     chrome.get(url)
     wait_shown(chrome, "one")
+    wait_connected(chrome)
     chrome.execute_script("window.opened = true")
     say(project, "two")
     wait_shown(chrome, "two")
     for name, cut in cuts.items():
+        time.sleep(SAVE_SECONDS)
         cut()
         say(project, name)
         wait_shown(chrome, name)
