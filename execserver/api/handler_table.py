@@ -16,6 +16,7 @@ from execserver.api import (
     health,
     http,
     observing,
+    ports,
     process,
 )
 from execserver.filesystem.mounts import MountTable
@@ -72,6 +73,7 @@ class HandlerTable:
             **environment.handlers(host),
             **process.ProcessHandlers(executor, host, sandboxes, sessions).table(),
             **observing.ObservingHandlers(executor, sessions).table(),
+            **ports.PortHandlers(executor, sessions).table(),
             **self._file_handlers(host),
             **http.HttpHandlers(host).table(),
             **health.handlers(gauges, host),

@@ -65,6 +65,9 @@ MAX_WALK_DIRECTORIES = 10_000
 MAX_WALK_ENTRIES = 50_000
 MAX_WATCHED_PATHS = 64
 
+MAX_PORT_STREAMS = 256
+"""Open streams to ports of a session: each is a process. A browser has six connections to a server."""
+
 TTY_ROWS, TTY_COLUMNS = 24, 80
 MAX_TERMINAL_SIDE = 65_535
 """Rows or columns of a terminal: the kernel has 16 bits for each."""
