@@ -21,6 +21,7 @@ import errno
 import inspect
 import logging
 import socket
+import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -224,20 +225,37 @@ class Forward:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await Tunnel(self.route, self.remote_port, reader, writer).run()
+            writer.close()
         except ExecServerError as error:
-            if self._on_error is None:
-                log.warning("a connection to port %d ended: %s", self.remote_port, error)
-            else:
-                reported = self._on_error(error)
-                if inspect.isawaitable(reported):
-                    await reported
+            _reset(writer)
+            await self._report(error)
         except OSError:
             pass  # the local program has reset its connection
         finally:
-            writer.transport.abort()
+            if not writer.is_closing():
+                _reset(writer)
+
+    async def _report(self, error: ExecServerError) -> None:
+        if self._on_error is None:
+            log.warning("a connection to port %d has failed: %s", self.remote_port, error)
+            return
+        try:
+            reported = self._on_error(error)
+            if inspect.isawaitable(reported):
+                await reported
+        except Exception:
+            log.exception("the handler of errors of a forwarded port failed")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {LOOPBACK}:{self.port} to port {self.remote_port}>"
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Reset a connection: its end tells the local program that something may be missing."""
+    connection = writer.get_extra_info("socket")
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 def _bound(port: int) -> socket.socket | None:
