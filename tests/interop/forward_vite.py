@@ -14,12 +14,12 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from selenium.webdriver import Chrome
 
-from execclient import WorkspaceWrite
-from execclient.arguments import Sandbox
+from execclient import NetworkAccess, WorkspaceWrite
 from execclient.sync import Executor, connect
 from tests.conftest import StartServer
 from tests.docs.browser import SECONDS, browser
@@ -27,6 +27,9 @@ from tests.integration.relay.test_client_over_relay import Place, new_tokens
 from tests.support.relay_service import RelayService
 
 pytestmark = pytest.mark.timeout(120)
+
+INSIDE = {"sandbox": WorkspaceWrite(), "network": NetworkAccess(allow=("example.com",))}
+"""A sandbox with a network of its own."""
 
 MODULES = Path(__file__).resolve().parents[2] / ".interop" / "forward" / "node_modules"
 
@@ -78,14 +81,14 @@ def say(project: Path, text: str) -> None:
 
 
 @contextmanager
-def served(executor: Executor, project: Path, sandbox: Sandbox | None = None) -> Iterator[int]:
+def served(executor: Executor, project: Path, **options: Any) -> Iterator[int]:
     """vite, at a port of the executor."""
     node = shutil.which("node")
     assert node
     port = free_port()
-    options = ["--host", "127.0.0.1", "--port", str(port), "--strictPort", "--clearScreen", "false"]
-    argv = [node, str(MODULES / "vite" / "bin" / "vite.js"), *options]
-    with executor.start(argv, cwd=project, sandbox=sandbox) as vite:
+    flags = ["--host", "127.0.0.1", "--port", str(port), "--strictPort", "--clearScreen", "false"]
+    argv = [node, str(MODULES / "vite" / "bin" / "vite.js"), *flags]
+    with executor.start(argv, cwd=project, **options) as vite:
         wait_listening(executor, vite.id, port)
         yield port
 
@@ -145,14 +148,14 @@ def digest_of(project: Path) -> str:
     return hashlib.sha256((project / "public" / "large").read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("sandbox", [None, WorkspaceWrite()], ids=["unconfined", "sandbox"])
+@pytest.mark.parametrize("options", [{}, INSIDE], ids=["unconfined", "sandbox"])
 def test_a_page_is_updated_over_a_connection_that_is_cut(
-    sandbox: Sandbox | None, start_server: StartServer, project: Path, chrome: Chrome, tmp_path: Path
+    options: dict[str, Any], start_server: StartServer, project: Path, chrome: Chrome, tmp_path: Path
 ) -> None:
     server = start_server(f"unix://{tmp_path}/s")
     with (
         connect(server.url) as executor,
-        served(executor, project, sandbox) as port,
+        served(executor, project, **options) as port,
         executor.forward(port, local_port=0) as forwarded,
     ):
         cuts = {f"cut {number}": executor.drop_connection for number in range(5)}

@@ -176,6 +176,7 @@ class Forward:
         """The port of this machine; 0 before the block is entered."""
         self.route = route
         """Where the next connections lead. Internal: it may change between versions."""
+        self._session = route.session
         self._local_port = local_port
         self._on_error = on_error
         self._server: asyncio.Server | None = None
@@ -192,7 +193,7 @@ class Forward:
         return len(self._connections)
 
     async def __aenter__(self) -> Self:
-        self.route.session.require("port/open")
+        self._session.require("port/open")
         listener = _bound(self.remote_port if self._local_port is None else self._local_port)
         if listener is None:
             if self._local_port is not None:
@@ -204,6 +205,7 @@ class Forward:
         self._server = await asyncio.start_server(
             self._accept, sock=listener, limit=READ_BYTES, backlog=BACKLOG
         )
+        self._listeners()[repr(self)] = self._session_changed
         return self
 
     async def __aexit__(
@@ -213,9 +215,17 @@ class Forward:
 
     async def close(self) -> None:
         """Stop listening, and end all connections. May be called again."""
+        self._listeners().pop(repr(self), None)
         if self._server is not None:
             self._server.close()
             await cancel(self._connections)
+
+    def _listeners(self) -> dict[str, Callable[[Json | None], object]]:
+        return self._session.inboxes.listeners
+
+    def _session_changed(self, _: Json | None) -> None:
+        if self._session.is_closed and self._server is not None:
+            self._server.close()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))

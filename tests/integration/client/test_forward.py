@@ -18,6 +18,7 @@ from execclient import (
     Executor,
     ExecutorClosed,
     Forward,
+    NetworkAccess,
     PortEvent,
     Process,
     ReadOnly,
@@ -29,6 +30,9 @@ from tests.support import listener as program
 from tests.support.wire import PATIENCE
 
 PROGRAM = [sys.executable, str(Path(program.__file__))]
+
+INSIDE: dict[str, Any] = {"sandbox": ReadOnly(), "network": NetworkAccess(allow=("example.com",))}
+"""A sandbox with a network of its own."""
 
 LARGE = 24 << 20
 
@@ -246,8 +250,8 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-async def test_a_port_in_a_sandbox_without_network_is_reached(executor: Executor) -> None:
-    async with listening(executor, sandbox=ReadOnly()) as (process, port):
+async def test_a_port_in_the_network_of_a_sandbox_is_reached(executor: Executor) -> None:
+    async with listening(executor, **INSIDE) as (process, port):
         [found] = await executor.ports()
         assert (found.port, found.process_id, found.sandboxed) == (port, process.id, True)
         async with executor.forward(port, local_port=0) as forwarded:
@@ -255,10 +259,9 @@ async def test_a_port_in_a_sandbox_without_network_is_reached(executor: Executor
 
 
 async def test_the_same_port_of_two_processes_is_told_apart(executor: Executor) -> None:
-    inside = ReadOnly()
     async with (
-        listening(executor, "127.0.0.1", "4321", sandbox=inside) as (first, port),
-        listening(executor, "127.0.0.1", "4321", sandbox=inside) as (second, _),
+        listening(executor, "127.0.0.1", "4321", **INSIDE) as (first, port),
+        listening(executor, "127.0.0.1", "4321", **INSIDE) as (second, _),
     ):
         errors: list[ExecServerError] = []
         async with executor.forward(port, local_port=0, on_error=errors.append) as forwarded:
@@ -316,7 +319,10 @@ async def test_the_local_port_is_closed_at_the_end_of_the_block_and_of_the_sessi
     executor: Executor, served: tuple[Process, int]
 ) -> None:
     async with executor.forward(served[1], local_port=0) as forwarded:
-        _, writer = await asyncio.open_connection("127.0.0.1", forwarded.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", forwarded.port)
+        await until(lambda: forwarded.connections)
+    with pytest.raises(ConnectionResetError):
+        await reader.read()
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", forwarded.port)
     writer.close()
@@ -329,8 +335,8 @@ async def test_the_local_port_is_closed_at_the_end_of_the_block_and_of_the_sessi
 
 async def test_no_stream_is_left_after_the_block(executor: Executor, served: tuple[Process, int]) -> None:
     async with executor.forward(served[1], local_port=0) as forwarded:
-        for _ in range(3):
-            _, writer = await asyncio.open_connection("127.0.0.1", forwarded.port)
+        writers = [(await asyncio.open_connection("127.0.0.1", forwarded.port))[1] for _ in range(3)]
+        for writer in writers:
             writer.write(b"drip\n")
         await until(lambda: forwarded.connections == 3)
 
@@ -340,6 +346,8 @@ async def test_no_stream_is_left_after_the_block(executor: Executor, served: tup
         ]
 
     await until(only_the_listener_runs)
+    for writer in writers:
+        writer.close()
 
 
 @pytest.mark.parametrize(

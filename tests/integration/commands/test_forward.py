@@ -23,6 +23,9 @@ from tests.support.wire import PATIENCE
 
 PROGRAM = [sys.executable, str(Path(program.__file__))]
 
+INSIDE = ("--sandbox", "read-only", "--network-allow", "example.com")
+"""A sandbox with a network of its own."""
+
 
 def listening(execserver: CommandLine, port: int = 0, *options: str) -> tuple[str, int]:
     """The program of these tests, detached: its process ID and its port."""
@@ -67,7 +70,7 @@ def free_port() -> int:
 
 
 def test_ports_are_listed_with_the_processes_that_listen(execserver: CommandLine) -> None:
-    inside, inner = listening(execserver, 4321, "--sandbox", "read-only")
+    inside, inner = listening(execserver, 4321, *INSIDE)
     outside, outer = listening(execserver)
 
     heading, *rows = [line.split() for line in execserver("ports").stdout.decode().splitlines()]
@@ -130,9 +133,8 @@ def test_it_says_when_a_process_begins_to_listen_and_when_none_does_any_more(exe
 
 
 def test_one_of_several_processes_has_to_be_chosen(execserver: CommandLine) -> None:
-    sandbox = ("--sandbox", "read-only")
-    first, port = listening(execserver, 4321, *sandbox)
-    second, _ = listening(execserver, 4321, *sandbox)
+    first, port = listening(execserver, 4321, *INSIDE)
+    second, _ = listening(execserver, 4321, *INSIDE)
 
     done = execserver("forward", str(port))
     assert done.returncode == 125
