@@ -172,15 +172,19 @@ class Forward:
         arguments.check_handler(on_error, "on_error")
         self.remote_port = remote_port
         """The port at the executor."""
-        self.port = 0
-        """The port of this machine; 0 before the block is entered."""
         self.route = route
         """Where the next connections lead. Internal: it may change between versions."""
         self._session = route.session
         self._local_port = local_port
+        self._port = 0
         self._on_error = on_error
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+
+    @property
+    def port(self) -> int:
+        """The port of this machine; 0 before the block is entered."""
+        return self._port
 
     @property
     def url(self) -> str:
@@ -201,7 +205,7 @@ class Forward:
                 raise OSError(errno.EADDRINUSE, text)
             listener = _bound(0)
             assert listener is not None
-        self.port = listener.getsockname()[1]
+        self._port = listener.getsockname()[1]
         self._server = await asyncio.start_server(
             self._accept, sock=listener, limit=READ_BYTES, backlog=BACKLOG
         )

@@ -118,7 +118,7 @@ def test_the_local_port_may_be_chosen(execserver: CommandLine) -> None:
 
 def test_it_says_when_a_process_begins_to_listen_and_when_none_does_any_more(execserver: CommandLine) -> None:
     port = free_port()
-    with forwarding(execserver, str(port)) as process:
+    with forwarding(execserver, f"{port}:0") as process:
         assert message(process) == f"execserver: no process listens on port {port} yet"
         first, _ = listening(execserver, port)
         assert f"process {first} " in message(process)
