@@ -46,7 +46,7 @@ from execclient.session.session import Session, cancel
 
 LOOPBACK = "127.0.0.1"
 
-READ_BYTES = 256 << 10
+READ_BYTES = 1 << 20
 """A piece of what a local program sends."""
 
 STOP_BYTES, GO_ON_BYTES = 8 << 20, 1 << 20

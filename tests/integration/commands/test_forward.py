@@ -97,7 +97,7 @@ def test_a_port_is_forwarded_until_a_signal(execserver: CommandLine) -> None:
         assert echoed(url) == b"hellobye"
         assert echoed(url, b"again") == b"againbye"
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE) == 130
+        assert process.wait(PATIENCE) == 0
         with pytest.raises(ConnectionRefusedError):
             echoed(url)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 from execclient import ExecServerError, Executor, Forward, ListeningPort, StreamFailed
 from execclient.commands.daemon import DaemonOptions, Processes
 from execclient.commands.failures import CommandExit, print_message
-from execclient.commands.signals import Signals
+from execclient.commands.signals import Signalled, Signals
 from execclient.session.session import cancel
 from execprotocol.command_line import printable
 
@@ -85,12 +85,15 @@ async def forward(daemon: DaemonOptions, options: ForwardOptions) -> int:
     """Forward a port until a signal ends the command.
 
     Raises:
-        Signalled: a signal came.
         CommandExit: there is no such process, several listen on the port, or the local port is in use.
     """
     async with AsyncExitStack() as stack:
         signals = stack.enter_context(Signals())
-        return await signals.unless_signalled(_Forwarding(daemon, options, stack).run())
+        try:
+            await signals.unless_signalled(_Forwarding(daemon, options, stack).run())
+        except Signalled:
+            return 0
+    raise AssertionError("it forwards without end")
 
 
 class _Listener(NamedTuple):
