@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -102,8 +103,11 @@ class Ports:
                 await self._executor.wait_for_turn()
                 reservation.require_wanted()
                 process, report = _start(store, params, listener)
+                reservation.on_cancel = partial(process.leader.signal_group, signal.SIGKILL)
                 try:
-                    await self._require_connected(listener, report)
+                    outcome = await _read_report(report)
+                    reservation.require_wanted()
+                    await self._require_connected(listener, outcome)
                     reservation.require_wanted()
                 except BaseException:
                     store.discard(process)
@@ -112,9 +116,9 @@ class Ports:
         finally:
             opening.discard(params.process_id)
 
-    async def _require_connected(self, listener: Listener, report: int) -> None:
-        """Wait until the program has connected, which takes it ten seconds at most."""
-        outcome, _, rest = (await _read_report(report)).partition(" ")
+    async def _require_connected(self, listener: Listener, report: str) -> None:
+        """Raise an error unless the program reports a connection, and it is that to the listener."""
+        outcome, _, rest = report.partition(" ")
         if outcome != "ok":
             reason = rest or "the program of the stream was killed"
             raise InternalError(
@@ -250,7 +254,9 @@ def _options(listener: Listener, digests: dict[str, str]) -> StartOptions:
 
 
 async def _read_report(descriptor: int) -> str:
-    """All that the program writes, until it closes the pipe, which is closed here too."""
+    """All that the program writes until it closes the pipe, which takes it ten seconds at most. The pipe is
+    closed here too.
+    """
     loop = asyncio.get_running_loop()
     text, complete = bytearray(), loop.create_future()
 

@@ -27,6 +27,8 @@ class Reservation:
 
     def __init__(self, process_id: str) -> None:
         self.cancelled = False
+        self.on_cancel: Callable[[], object] | None = None
+        """Called when it is cancelled."""
         self.over = asyncio.Event()
         self._process_id = process_id
 
@@ -113,6 +115,8 @@ class ProcessStore:
         if reservation is None or reservation.cancelled:
             return False
         reservation.cancelled = True
+        if reservation.on_cancel is not None:
+            reservation.on_cancel()
         return True
 
     def start(

@@ -6,92 +6,34 @@ import hashlib
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conformance.endpoint import Endpoint
 from tests.conformance.test_sessions import resume
-from tests.conformance.test_survive import kill_server, read_to_end
+from tests.conformance.test_survive import kill_server, read_to_end, wait_for
 from tests.sandbox.profiles import READ_ONLY, context
-from tests.support.wire import PATIENCE, Client, Json, Process, decode, encode
+from tests.support.port_servers import (
+    ECHO,
+    FULL,
+    LISTEN,
+    SEND,
+    TALK,
+    close_input,
+    listen,
+    open_port,
+    ports,
+    sent_by,
+    stream_of,
+)
+from tests.support.wire import PATIENCE, Client, Json, Server, decode, encode
 
 pytestmark = pytest.mark.transports("unix")
 
 MIB = 1 << 20
-
-LISTEN = """
-import os, socket, sys, threading
-family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
-listener = socket.create_server((sys.argv[1], int(sys.argv[2])), family=family, backlog=300)
-print(listener.getsockname()[1], flush=True)
-"""
-
-ECHO = """
-def serve(peer):
-    while data := peer.recv(65536):
-        peer.sendall(data)
-    peer.close()
-while True:
-    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-"""
-
-SEND = """
-peer, _ = listener.accept()
-for number in range(int(sys.argv[3]) << 4):
-    peer.sendall(number.to_bytes(8, "big") * 8192)
-peer.close()
-"""
-"""Sends so many MiB, none of whose blocks is like another."""
-
-TALK = """
-peer, _ = listener.accept()
-peer.sendall(b"first")
-peer.shutdown(socket.SHUT_WR)
-heard = b""
-while data := peer.recv(65536):
-    heard += data
-print("heard", heard.decode(), flush=True)
-"""
-"""Ends its own direction, and listens on."""
-
-
-def sent_by(mebibytes: int) -> str:
-    """The digest of what `SEND` sends."""
-    digest = hashlib.sha256()
-    for number in range(mebibytes << 4):
-        digest.update(number.to_bytes(8, "big") * 8192)
-    return digest.hexdigest()
-
-
-def listen(
-    client: Client, then: str = ECHO, *arguments: str, address: str = "127.0.0.1", **members: Json
-) -> tuple[Process, int]:
-    """A process that listens, and its port."""
-    argv = [sys.executable, "-c", LISTEN + then, address, "0", *arguments]
-    process = client.start(*argv, **members)
-    return process, int(process.wait_output(b"\n"))
-
-
-def ports(client: Client, **params: Json) -> list[Json]:
-    found: list[Json] = client.call("port/list", params)["ports"]
-    return found
-
-
-def open_port(client: Client, port: int, name: str = "stream", **params: Json) -> Process:
-    assert client.call("port/open", {"processId": name, "port": port, **params})["port"] == port
-    return client.process(name)
-
-
-def close_input(process: Process) -> None:
-    assert process.client.call("process/closeStdin", {"processId": process.id}) == {"status": "accepted"}
-
-
-def stream_of(process: Process, name: str = "stdout") -> bytes:
-    return bytes(process.log.streams.get(name, b""))
 
 
 def listening(client: Client) -> list[tuple[int, bool]]:
@@ -127,11 +69,12 @@ def test_the_listeners_of_all_descendants_are_listed(endpoint: Endpoint, client:
 
 
 @pytest.mark.statement("Z1")
-def test_a_server_that_outlives_its_command_is_listed(endpoint: Endpoint) -> None:
+def test_a_server_that_outlives_its_command_is_listed(endpoint: Endpoint, here: Path) -> None:
     client = endpoint.private("--process-ttl", "0.2").connect()
-    script = f"setsid {sys.executable} -c '{LISTEN + ECHO}' ::1 0 </dev/null >/tmp/port.$$ 2>&1 & sleep 1; cat /tmp/port.$$; rm /tmp/port.$$"
-    starter = client.shell(script)
-    port = int(starter.wait_closed().output)
+    file = here / "port"
+    script = 'setsid "$0" -c "$1" ::1 0 </dev/null >"$2" 2>&1 & exit 0'
+    client.start("/bin/sh", "-c", script, sys.executable, LISTEN + ECHO, str(file)).wait_closed()
+    port = int(wait_for(file, "\n"))
     deadline = time.monotonic() + PATIENCE
     while ports(client)[0]["processId"] is not None:
         assert time.monotonic() < deadline
@@ -156,7 +99,7 @@ def test_what_several_processes_share_is_one_entry(client: Client) -> None:
 def test_those_of_other_sessions_are_reached_where_their_processes_are(
     endpoint: Endpoint, client: Client
 ) -> None:
-    process, port = listen(client)
+    _, port = listen(client)
     other = endpoint.connect()
     [entry] = ports(other, sessionId=client.session_id)
     assert entry in ports(other, allSessions=True)
@@ -172,7 +115,8 @@ def test_those_of_other_sessions_are_reached_where_their_processes_are(
 @pytest.mark.statement("Z1")
 def test_a_connection_without_proof_reaches_its_own_session_only(endpoint: Endpoint, client: Client) -> None:
     stranger = endpoint.connect()
-    for params in ({"allSessions": True}, {"sessionId": client.session_id}):
+    whose: list[Json] = [{"allSessions": True}, {"sessionId": client.session_id}]
+    for params in whose:
         assert "only reached over a Unix socket" in stranger.refused("port/list", params).message
     params = {"processId": "s", "port": 1, "sessionId": client.session_id}
     assert "only reached over a Unix socket" in stranger.refused("port/open", params).message
@@ -252,17 +196,8 @@ peer.close()
 @pytest.mark.statement("Z13")
 @pytest.mark.timeout(40)
 def test_a_listener_that_does_not_accept_is_an_error_and_leaves_no_process(client: Client) -> None:
-    full = """
-others = []
-listener.listen(0)
-for _ in range(3):
-    others.append(socket.socket())
-    others[-1].setblocking(False)
-    others[-1].connect_ex(listener.getsockname())
-import time; time.sleep(60)
-"""
-    _, port = listen(client, full)
-    time.sleep(0.5)
+    process, port = listen(client, FULL)
+    process.wait_output(b"full")
     error = client.refused("port/open", {"processId": "s", "port": port}, timeout=20)
     assert error.code == -32603
     assert f"no connection to 127.0.0.1 port {port}: timed out" in error.message
@@ -320,7 +255,9 @@ print("both", flush=True)
 
 @pytest.mark.statement("Z11")
 def test_a_server_for_one_connection_is_reached(client: Client) -> None:
-    process, port = listen(client, "peer, _ = listener.accept(); listener.close(); peer.sendall(b'once'); peer.recv(1)")
+    process, port = listen(
+        client, "peer, _ = listener.accept(); listener.close(); peer.sendall(b'once'); peer.recv(1)"
+    )
     stream = open_port(client, port)
     stream.wait_output(b"once")
     close_input(stream)
@@ -343,7 +280,9 @@ def test_a_reader_that_stalls_loses_nothing(endpoint: Endpoint) -> None:
         settled = wait_for_rest(lambda: retained(witness, client, "stream"))
         assert settled <= 12 * MIB, "the listener waits"
         client.resume()
-        stream.wait_closed(60)
+        stream.wait_output(lambda output: output.endswith(b"eof\n"), 60)
+    close_input(stream)
+    stream.wait_closed()
     assert hashlib.sha256(stream_of(stream)).hexdigest() == sent_by(80)
     assert (stream.log.lost_bytes, stream.exit_code) == (0, 0)
     assert server.wait_closed().exit_code == 0
@@ -363,8 +302,9 @@ def test_nothing_is_lost_while_no_client_is_connected(endpoint: Endpoint) -> Non
         assert wait_for_rest(lambda: retained(witness, client, "stream")) <= 4 * MIB
     has, cursor = stream_of(stream), stream.log.seqs[-1]
     again = resume(private, session, extensions=True)
+    close_input(again.process("stream"))
     chunks, page = read_to_end(again.process("stream"), cursor)
-    assert not any("lostBytes" in each for each in (page,))
+    assert "lostBytes" not in page
     rest = b"".join(decode(chunk["chunk"]) for chunk in chunks if chunk["stream"] == "stdout")
     assert hashlib.sha256(has + rest).hexdigest() == sent_by(24)
 
@@ -385,6 +325,21 @@ def wait_for_rest(measure: Callable[[], int]) -> int:
         if (now := measure()) != value:
             value, since = now, time.monotonic()
     return value
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.statement("Z14")
+def test_on_a_full_disk_the_listener_waits(on_a_small_disk: Server) -> None:
+    with on_a_small_disk.connect() as client:
+        _, port = listen(client, SEND, "12")
+        stream = open_port(client, port)
+        stream.wait_output(lambda output: len(output) > MIB)
+        client.pause()
+        time.sleep(3)
+        client.resume()
+        stream.wait_output(lambda output: output.endswith(b"eof\n"), 40)
+        assert hashlib.sha256(stream_of(stream)).hexdigest() == sent_by(12)
+        assert stream.log.lost_bytes == 0
 
 
 # -- names, limits, cuts
@@ -424,10 +379,16 @@ def test_streams_of_a_session_are_limited(endpoint: Endpoint) -> None:
 
 @pytest.mark.statement("Z18")
 def test_a_terminate_cancels_an_open_and_ends_a_stream(client: Client) -> None:
-    _, port = listen(client)
+    process, port = listen(client, FULL)
+    process.wait_output(b"full")
+    began = time.monotonic()
     number = client.request("port/open", {"processId": "s", "port": port})
+    while len(client.call("process/list")["processes"]) < 2:
+        time.sleep(0.01)
     assert client.process("s").terminate() == {"running": True}
     assert client.failure(number).message == "the start of process s was cancelled"
+    assert time.monotonic() - began < 5, "the listener would not have accepted it for ten seconds"
+    _, port = listen(client)
     stream = open_port(client, port, "s")
     stream.terminate()
     assert stream.wait_closed().exit_code == 128 + signal.SIGKILL
@@ -439,7 +400,7 @@ def test_no_byte_is_lost_or_doubled_when_servers_are_killed(endpoint: Endpoint) 
     private = endpoint.private()
     client = private.connect(extensions=True)
     _, port = listen(client)
-    stream = open_port(client, port)
+    open_port(client, port)
     data = os.urandom(6 * MIB)
     received, cursor, kills = b"", 0, 0
     for start in range(0, len(data), MIB // 2):
@@ -473,11 +434,11 @@ def test_no_byte_is_lost_or_doubled_when_servers_are_killed(endpoint: Endpoint) 
 @pytest.mark.statement("Z3", "Z10", "Z19")
 def test_a_server_in_a_sandbox_without_network_is_reached(endpoint: Endpoint) -> None:
     client = endpoint.private("--require-sandbox").connect()
-    outside, inside = (
-        listen(client, address="127.0.0.1", sandbox=context(READ_ONLY)) for _ in range(2)
-    )
+    managed: dict[str, Json] = {"enforceManagedNetwork": True, "networkProxy": {"proxy": {"enabled": True}}}
+    servers = [listen(client, sandbox=context(READ_ONLY), **managed) for _ in range(2)]
+    assert len(ports(client)) == 2, "and those of the proxy are not listed"
     entries = {entry["processId"]: entry for entry in ports(client)}
-    for process, port in (outside, inside):
+    for process, port in servers:
         assert entries[process.id]["port"] == port
         assert entries[process.id]["sandboxed"]
         assert entries[process.id]["name"].startswith("python")
