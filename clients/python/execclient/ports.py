@@ -105,10 +105,6 @@ class PortMethods:
     def watch_ports(self, *, all_sessions: bool = False) -> PortEvents:
         """Watch on which ports processes begin and stop to listen, within `async with`.
 
-            async with executor.watch_ports() as events:
-                async for port, listening in events:
-                    print(port.port, listening)
-
         Args:
             all_sessions: the ports of all sessions, not only of this one.
 
@@ -128,9 +124,6 @@ class PortMethods:
         on_error: OnError | None = None,
     ) -> Forward:
         """Forward a port of this machine to a port at the executor, within `async with`.
-
-            async with executor.forward(3000) as forwarded:
-                print(forwarded.url)
 
         Programs of this machine connect to 127.0.0.1. Connections outlast a lost connection to the daemon:
         they stand still until it is replaced. Each end of a direction is forwarded by itself.
