@@ -202,7 +202,7 @@ class Forward:
         self._server = await asyncio.start_server(
             self._accept, sock=listener, limit=READ_BYTES, backlog=BACKLOG
         )
-        self._listeners()[repr(self)] = self._session_changed
+        self._session.inboxes.watches[repr(self)] = self._session_changed
         return self
 
     async def __aexit__(
@@ -212,13 +212,10 @@ class Forward:
 
     async def close(self) -> None:
         """Stop listening, and end all connections. May be called again."""
-        self._listeners().pop(repr(self), None)
+        self._session.inboxes.watches.pop(repr(self), None)
         if self._server is not None:
             self._server.close()
             await cancel(self._connections)
-
-    def _listeners(self) -> dict[str, Callable[[Json | None], object]]:
-        return self._session.inboxes.listeners
 
     def _session_changed(self, _: Json | None) -> None:
         if self._session.is_closed and self._server is not None:
@@ -443,21 +440,21 @@ class PortEvents:
 
     async def __aenter__(self) -> Self:
         self._session.require("port/list")
-        listeners = self._session.inboxes.listeners
-        if LISTENING in listeners:
+        watches = self._session.inboxes.watches
+        if LISTENING in watches:
             raise ValueError("this session has a port watch already: end it first, or share its events")
-        listeners[LISTENING] = self._received
+        watches[LISTENING] = self._received
         try:
             await self._list()
         except BaseException:
-            del listeners[LISTENING]
+            del watches[LISTENING]
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session.inboxes.listeners.pop(LISTENING, None) is not None:
+        if self._session.inboxes.watches.pop(LISTENING, None) is not None:
             with suppress(ExecServerError):
                 await self._session.call("port/list", {"watch": False})
 
