@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -10,10 +11,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from execclient import NetworkAccess, ReadOnly, connect
 from tests.integration.commands.conftest import CommandLine, until
 from tests.integration.commands.test_help_and_completion import complete
 from tests.integration.relay.test_client_over_relay import Place, new_tokens
@@ -23,17 +26,19 @@ from tests.support.wire import PATIENCE
 
 PROGRAM = [sys.executable, str(Path(program.__file__))]
 
-INSIDE = ("--sandbox", "read-only", "--network-allow", "example.com")
+INSIDE: dict[str, Any] = {"sandbox": ReadOnly(), "network": NetworkAccess(allow=("example.com",))}
 """A sandbox with a network of its own."""
 
 
-def listening(execserver: CommandLine, port: int = 0, *options: str) -> tuple[str, int]:
-    """The program of these tests, detached: its process ID and its port."""
-    done = execserver("run", "--detach", *options, "--", *PROGRAM, "127.0.0.1", str(port))
-    process_id = done.stdout.decode().strip()
-    assert process_id, done.stderr
-    until(lambda: execserver("logs", process_id).stdout)
-    return process_id, int(execserver("logs", process_id).stdout)
+def listening(execserver: CommandLine, port: int = 0, **options: Any) -> tuple[str, int]:
+    """The program of these tests, in a session without a client: its process ID and its port."""
+
+    async def start() -> tuple[str, int]:
+        async with connect(execserver.url, keep=True) as executor:
+            process = await executor.start([*PROGRAM, "127.0.0.1", str(port)], **options)
+            return process.id, int(await anext(process.lines()))
+
+    return asyncio.run(start())
 
 
 @contextmanager
@@ -70,7 +75,7 @@ def free_port() -> int:
 
 
 def test_ports_are_listed_with_the_processes_that_listen(execserver: CommandLine) -> None:
-    inside, inner = listening(execserver, 4321, *INSIDE)
+    inside, inner = listening(execserver, 4321, **INSIDE)
     outside, outer = listening(execserver)
 
     heading, *rows = [line.split() for line in execserver("ports").stdout.decode().splitlines()]
@@ -133,8 +138,8 @@ def test_it_says_when_a_process_begins_to_listen_and_when_none_does_any_more(exe
 
 
 def test_one_of_several_processes_has_to_be_chosen(execserver: CommandLine) -> None:
-    first, port = listening(execserver, 4321, *INSIDE)
-    second, _ = listening(execserver, 4321, *INSIDE)
+    first, port = listening(execserver, 4321, **INSIDE)
+    second, _ = listening(execserver, 4321, **INSIDE)
 
     done = execserver("forward", str(port))
     assert done.returncode == 125
