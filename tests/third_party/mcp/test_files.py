@@ -68,22 +68,27 @@ async def test_long_files_are_read_in_parts(hosts: Hosts) -> None:
     assert some == "line 3\nline 4\n\n[lines 3 to 4 of 20000; go on with offset 5]"
 
 
+async def test_answers_are_as_long_as_a_call_asks_for_and_10000_tokens_at_most(hosts: Hosts) -> None:
+    (hosts.workspace / "wide").write_text("x" * 50_000)
+    async with hosts.start() as client:
+        for asked, size in (
+            ({}, 40_000),
+            ({"max_output_tokens": 20_000}, 40_000),
+            ({"max_output_tokens": 5}, 20),
+        ):
+            answer = await call(client, "read_file", path="wide", **asked)
+            assert answer.startswith("x" * size + f"\n[line 1 has more than these {size} bytes: ")
+
+
 @pytest.mark.without_chaos
 async def test_what_cannot_be_read_is_explained(hosts: Hosts) -> None:
     (hosts.workspace / "binary").write_bytes(b"\x7fELF\0\0")
-    (hosts.workspace / "wide").write_text("x" * 50_000)
     (hosts.workspace / "empty").touch()
-    with (hosts.workspace / "huge").open("wb") as file:
-        file.truncate(20 << 20)
     async with hosts.start() as client:
         assert "is no text: it has 6 bytes" in await failure(client, "read_file", path="binary")
-        assert "is longer than 40000 bytes" in await failure(client, "read_file", path="wide")
-        assert "read a part of it with exec_command: sed -n" in await failure(
-            client, "read_file", path="huge"
-        )
         assert "no such file" in (await failure(client, "read_file", path="missing")).lower()
         assert "has 0 lines" in await failure(client, "read_file", path="empty", offset=2)
-        assert "invalid type: string" in await failure(client, "read_file", path="wide", offset="two")
+        assert "invalid type: string" in await failure(client, "read_file", path="empty", offset="two")
         assert "no such file" in (await failure(client, "list_directory", path="missing")).lower()
         assert await call(client, "read_file", path="empty") == "[the file is empty]"
 
