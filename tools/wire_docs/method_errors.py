@@ -220,6 +220,35 @@ ERRORS: dict[str, MethodError] = {
     "HandleSandbox": MethodError(
         InvalidRequest, "The sandbox limits files, and the handle was not opened under that sandbox."
     ),
+    "SearchUnavailable": MethodError(
+        InternalError,
+        "The executor has no ripgrep, or for globs no wcmatch; the message says how to install it.",
+        "search_unavailable",
+    ),
+    "PatternRefused": MethodError(
+        InvalidRequest, "The pattern is not valid; the message says why.", "pattern_refused"
+    ),
+    "GlobRefused": MethodError(
+        InvalidRequest, "A glob is not valid, or a name in `excludeDirs`.", "glob_refused"
+    ),
+    "UnknownCursor": MethodError(
+        InvalidRequest,
+        "The page cannot be had any more: the search has ended, or a later page was requested. Search again.",
+        "unknown_cursor",
+    ),
+    "SearchDiffers": MethodError(
+        InvalidRequest,
+        "The open search of that cursor or `searchId` has other parameters; the message names one.",
+        "search_differs",
+    ),
+    "SearchEnded": MethodError(
+        InvalidRequest, "`fs/endSearch` has ended the search, or four newer ones.", "search_ended"
+    ),
+    "SearchFailed": MethodError(
+        InternalError,
+        "The program that searches was ended from outside or has failed; the message says how.",
+        "search_failed",
+    ),
     "RequestFailed": MethodError(
         InternalError, "The request got no whole answer: no connection, a broken answer, or no time left."
     ),
@@ -236,6 +265,15 @@ _PATH = (
     "InvalidArgument",
 )
 _BATCH = ("SandboxUnavailable", "SandboxRefused", "SandboxRequired", "ForeignPath", "BatchTooLarge")
+_SEARCH = (
+    *_PATH,
+    "SearchUnavailable",
+    "GlobRefused",
+    "UnknownCursor",
+    "SearchDiffers",
+    "SearchEnded",
+    "SearchFailed",
+)
 _SYSTEM = ("NotADirectory", "TooManyOpenFiles", "InputOutput")
 _CHANGE = ("ReadOnly", "NoSpace")
 _OTHERS = ("OtherSessionRefused", "UnknownOtherSession")
@@ -296,6 +334,8 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
     ),
     "fs/putFiles": _BATCH,
     "fs/getFiles": _BATCH,
+    "fs/search": (*_SEARCH, "PatternRefused", "NotAFile", *_SYSTEM),
+    "fs/glob": (*_SEARCH, *_SYSTEM),
     "fs/open": (*_PATH, "HandleRefused", "HandleExists", "NotAFile", "IsADirectory", *_CHANGE, *_SYSTEM),
     "fs/readBlock": ("BlockRefused", "InvalidArgument", "UnknownHandle", "HandleSandbox", "InputOutput"),
     "fs/writeBlock": (

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from execprotocol import environment, filesystem, handshake, http, network, process
+from execprotocol import environment, filesystem, handshake, http, network, process, search
 from execprotocol.model import Params
 
 
@@ -185,6 +185,9 @@ METHODS: dict[str, Method] = {
         ),
         Method("fs/putFiles", _FS, filesystem.PutFilesParams, filesystem.PutFilesResult, extension=True),
         Method("fs/getFiles", _FS, filesystem.GetFilesParams, filesystem.GetFilesResult, extension=True),
+        Method("fs/search", _FS, search.SearchParams, search.SearchResult, extension=True),
+        Method("fs/glob", _FS, search.GlobParams, search.GlobResult, extension=True),
+        Method("fs/endSearch", _FS, search.EndSearchParams, filesystem.Empty, counted=False, extension=True),
         Method(
             "fs/open",
             _FS,
