@@ -88,6 +88,7 @@ async def test_files_are_listed_found_searched_and_read(tools: Toolset, project:
     assert await answer(tools, "glob", glob="*.py") == "src/deep/other.py\nsrc/main.py\n"
     assert await answer(tools, "glob", glob="src/*.py") == "src/main.py\n"
     assert await answer(tools, "glob", glob="*.py", path="src/deep") == "src/deep/other.py\n"
+    assert await answer(tools, "glob", glob="config") == "[no file matches]"
     assert await answer(tools, "glob", glob="*.rs") == "[no file matches]"
     hello = "src/main.py:3:print('hello', sys.argv)\n"
     assert await answer(tools, "grep", pattern="hello") == f"a.txt:1:hello\n{hello}"
@@ -98,6 +99,52 @@ async def test_files_are_listed_found_searched_and_read(tools: Toolset, project:
     assert await answer(tools, "grep", pattern="no such text") == "[no line matches]"
     assert await answer(tools, "grep", pattern="('hello", regex=False) == hello
     assert await answer(tools, "read_file", path="a.txt") == "hello\n"
+
+
+async def test_lines_around_matches_are_shown_in_groups(tools: Toolset, workspace: Path) -> None:
+    (workspace / "b.txt").write_text("".join(f"line {number}\n" for number in range(1, 21)))
+
+    found = await answer(tools, "grep", pattern="^line (3|5|11|hello)$|^hello", context_lines=1)
+
+    assert found.splitlines() == [
+        *("a.txt:1:hello", "--"),
+        *("b.txt-2-line 2", "b.txt:3:line 3", "b.txt-4-line 4", "b.txt:5:line 5", "b.txt-6-line 6", "--"),
+        *("b.txt-10-line 10", "b.txt:11:line 11", "b.txt-12-line 12"),
+    ]
+
+
+async def test_a_match_may_span_lines(tools: Toolset, project: Path) -> None:
+    arguments = {"pattern": r"sys\n\nprint", "path": "src/main.py"}
+
+    assert "pattern" in (await failure(tools, "grep", **arguments)).content
+    found = await answer(tools, "grep", **arguments, multiline=True)
+    assert found == "src/main.py:1:import sys\nsrc/main.py:2:\nsrc/main.py:3:print('hello', sys.argv)\n"
+    plain = await failure(tools, "grep", **arguments, multiline=True, regex=False)
+    assert "multiline needs a regular expression" in plain.content
+
+
+async def test_ignored_files_are_searched_only_if_the_call_says_so(tools: Toolset, workspace: Path) -> None:
+    (workspace / ".gitignore").write_text("build/\n")
+    (workspace / "build").mkdir()
+    (workspace / "build/out.txt").write_text("hello\n")
+    (workspace / ".env").write_text("hello\n")
+
+    for found, ignored in ((["a.txt"], False), (["a.txt", "build/out.txt"], True)):
+        assert (await answer(tools, "glob", glob="*.txt", ignored=ignored)).splitlines() == found
+        hidden = [".env", *found]
+        lines = (await answer(tools, "grep", pattern="hello", ignored=ignored)).splitlines()
+        assert lines == [f"{name}:1:hello" for name in hidden]
+        files = await answer(tools, "grep", pattern="hello", ignored=ignored, output="files")
+        assert files.splitlines() == hidden
+
+
+async def test_a_file_with_many_matches_does_not_hide_the_files_after_it(
+    tools: Toolset, workspace: Path
+) -> None:
+    (workspace / "a.txt").write_text("hello\n" * 5000)
+    (workspace / "b.txt").write_text("hello\n")
+
+    assert await answer(tools, "grep", pattern="hello", output="files") == "a.txt\nb.txt\n"
 
 
 async def test_levels_of_folders_are_listed_and_hidden_folders_are_not_entered(
@@ -280,13 +327,13 @@ async def test_results_that_do_not_fit_are_stated(tools: Toolset, workspace: Pat
 
 
 async def test_a_long_line_that_is_found_does_not_hide_the_others(tools: Toolset, workspace: Path) -> None:
-    (workspace / "b.js").write_text(f"hello {'x' * 100_000}\nhello\n")
+    (workspace / "b.js").write_text(f"{'x' * 900}äöü hello {'y' * 100_000}\nhello\n")
 
     first, second, third = (await answer(tools, "grep", pattern="hello")).splitlines()
 
     assert first == "a.txt:1:hello"
-    assert second.startswith("b.js:1:hello xxx")
-    assert second.endswith("x[… 99506 more characters]")
+    assert re.fullmatch(r"b.js:1:\[654 characters …\]x+äöü hello y+\[… \d+ characters\]", second), second
+    assert len(second) < 600
     assert third == "b.js:2:hello"
 
 

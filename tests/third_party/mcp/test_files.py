@@ -32,19 +32,27 @@ def project(hosts: Hosts) -> Path:
     (hosts.workspace / "src/main.py").write_text("import sys\n\nprint('hello', sys.argv)\n")
     (hosts.workspace / "src/deep/other.py").write_text("print('Hello again')\n")
     (hosts.workspace / "README.md").write_text("Says hello.\n")
+    (hosts.workspace / "build").mkdir()
+    (hosts.workspace / "build/out.txt").write_text("hello\n")
+    (hosts.workspace / ".gitignore").write_text("build/\n")
     return hosts.workspace
 
 
 @pytest.mark.without_chaos
 async def test_files_are_listed_found_searched_and_read(hosts: Hosts, project: Path) -> None:
     async with hosts.start() as client:
-        assert await call(client, "list_directory") == "README.md\nsrc/\n"
+        assert await call(client, "list_directory") == ".gitignore\nREADME.md\nbuild/\nsrc/\n"
         assert await call(client, "list_directory", path=str(project / "src")) == "deep/\nmain.py\n"
         assert await call(client, "find_files", glob="*.py") == "src/deep/other.py\nsrc/main.py\n"
         assert await call(client, "find_files", glob="src/*.py") == "src/main.py\n"
         assert await call(client, "find_files", glob="*.rs") == "[no file matches]"
         hello = "src/main.py:3:print('hello', sys.argv)\n"
-        assert await call(client, "search_files", pattern="hello") == f"README.md:1:Says hello.\n{hello}"
+        known = f"README.md:1:Says hello.\n{hello}"
+        found = f"README.md:1:Says hello.\nbuild/out.txt:1:hello\n{hello}"
+        assert await call(client, "search_files", pattern="hello") == found
+        assert await call(client, "search_files", pattern="hello", ignored=False) == known
+        assert await call(client, "find_files", glob="*.txt") == "build/out.txt\n"
+        assert await call(client, "find_files", glob="*.txt", ignored=False) == "[no file matches]"
         assert await call(client, "search_files", pattern="hello", glob="*.py") == hello
         both = await call(client, "search_files", pattern="^print.*H?ello", regex=True, ignore_case=True)
         assert both == f"src/deep/other.py:1:print('Hello again')\n{hello}"

@@ -37,6 +37,7 @@ from execclient.tools.json_shapes import (
     read_text,
 )
 from execclient.tools.json_text import JsonTextError
+from execprotocol.limits import MAX_CONTEXT_LINES
 
 
 class Arguments(BaseModel):
@@ -294,6 +295,8 @@ class ApplyPatchArguments(Arguments):
 MAX_DEPTH = 16
 """Of `list_dir`: deeper folders are listed by a call of their own."""
 
+IGNORED = "Whether to include files that .gitignore and the like exclude."
+
 _FILE_PATH = "relative to the working directory, or absolute"
 _GLOB = (
     "A glob without / applies to names at any depth, one with / to paths below the folder: *.py, or"
@@ -348,7 +351,7 @@ class ListDirArguments(Arguments):
 class GrepArguments(Arguments):
     """The arguments of `grep`: a pattern, the files to search, and the form of the result."""
 
-    reference_struct = ("GrepArguments", 8)
+    reference_struct = ("GrepArguments", 11)
 
     pattern: Annotated[str, Field(description="What to find in a line.")]
     path: Annotated[
@@ -360,14 +363,24 @@ class GrepArguments(Arguments):
     regex: Annotated[
         bool,
         NullIsAbsent(),
-        Field(description="Whether the pattern is a regular expression, or plain text."),
+        Field(description="Whether the pattern is a regular expression of Rust, or plain text."),
     ] = True
     ignore_case: Annotated[bool, NullIsAbsent(), Field(description="Whether case does not matter.")] = False
+    multiline: Annotated[
+        bool, NullIsAbsent(), Field(description="Whether a match of the regular expression may span lines.")
+    ] = False
+    context_lines: Annotated[
+        int,
+        Integer(f"a whole number from 0 to {MAX_CONTEXT_LINES}", 0, MAX_CONTEXT_LINES),
+        NullIsAbsent(),
+        Field(ge=0, le=MAX_CONTEXT_LINES, description="Lines to show before and after each match."),
+    ] = 0
     output: Annotated[
         Literal["lines", "files"],
         NullIsAbsent(),
         Field(description='"lines" for the matching lines, "files" for the paths of their files only.'),
     ] = "lines"
+    ignored: Annotated[bool, NullIsAbsent(), Field(description=IGNORED)] = False
     max_output_tokens: _FileTokens = None
     environment_id: _EnvironmentId = None
 
@@ -375,10 +388,11 @@ class GrepArguments(Arguments):
 class GlobArguments(Arguments):
     """The arguments of `glob`: names of files, and where."""
 
-    reference_struct = ("GlobArguments", 4)
+    reference_struct = ("GlobArguments", 5)
 
     glob: Annotated[str, Field(description=f"The names of the files. {_GLOB}")]
     path: _TopFolder = "."
+    ignored: Annotated[bool, NullIsAbsent(), Field(description=IGNORED)] = False
     max_output_tokens: _FileTokens = None
     environment_id: _EnvironmentId = None
 

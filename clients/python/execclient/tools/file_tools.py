@@ -21,7 +21,7 @@ from execclient.errors import WalkIncomplete
 from execclient.filesystem import FileSystem
 from execclient.govern.sandbox import ReadOnly, WorkspaceWrite
 from execclient.results import WalkEntry
-from execclient.search import Truncated, find, search
+from execclient.search import PAGE_BYTES, Match, Pages, Request, Truncated, find, search
 from execclient.tools.arguments import GlobArguments, GrepArguments, ListDirArguments, ReadFileArguments
 from execclient.tools.context import CallContext
 from execclient.tools.errors import RespondToModel
@@ -30,6 +30,7 @@ from execclient.tools.registry import ToolHandler, ToolInvocation
 from execclient.tools.result import CallRecord
 from execclient.tools.truncation import Budget
 from execprotocol.command_line import printable
+from execprotocol.path_uri import parse_path_uri
 
 MAX_FILE_BYTES = 16 << 20
 """From the beginning of a file. A command reads what is behind it without sending what precedes it."""
@@ -42,6 +43,9 @@ MAX_ENTRIES = 1000
 
 MAX_LINE_CHARACTERS = 500
 """Of a line that `grep` has found: lines of minified files have thousands."""
+
+GIT_FOLDER = ".git"
+"""Not searched: its files are no text of the project."""
 
 SEARCH_SECONDS = 15.0
 """The time limit of `grep` and `glob`."""
@@ -208,11 +212,9 @@ class ListDirHandler(FileHandler[ListDirArguments]):
             raise RespondToModel(f"offset: {path} has {len(names)} entries")
         shown, cut = fitting([f"{name}\n" for name in names[offset - 1 :]], budget)
         end = offset - 1 + len(shown)
-        note = (
-            ""
-            if end == len(names)
-            else f"\n[entries {offset} to {end} of {len(names)}; go on with offset {end + 1}]"
-        )
+        note = ""
+        if end < len(names):
+            note = f"\n[entries {offset} to {end} of {len(names)}; go on with offset {end + 1}]"
         if not complete:
             note += "\n[there are more than one listing has: list the folders below on their own]"
         return Answer("".join(shown) + note or "[the folder is empty]", bool(note) or cut)
@@ -228,9 +230,7 @@ async def _names(files: FileSystem, path: str, depth: int) -> tuple[list[str], b
             complete, entries = False, error.entries
     if not entries:  # for a folder that cannot be read, this raises the reason
         listed = await files.iterdir(path)
-        return sorted(
-            f"{printable(each.name)}/" if each.is_dir else printable(each.name) for each in listed
-        ), True
+        return sorted(f"{printable(each.name)}{'/' * each.is_dir}" for each in listed), True
     top = path.rstrip("/") + "/"
     lines = []
     for entry in sorted(entries, key=lambda each: each.path.split("/")):
@@ -247,15 +247,21 @@ class GrepHandler(FileHandler[GrepArguments]):
     async def answer(
         self, context: CallContext, path: str, arguments: GrepArguments, budget: Budget
     ) -> Answer:
-        """The lines, each as `PATH:LINE:TEXT`."""
+        """The lines, each as `PATH:LINE:TEXT`, those around them as `PATH-LINE-TEXT`, or only the paths."""
         try:
+            if arguments.output == "files":
+                return await self._paths(context, path, arguments, budget)
             found = await search(
                 context.executor,
                 arguments.pattern,
                 path,
                 regex=arguments.regex,
                 ignore_case=arguments.ignore_case,
+                multiline=arguments.multiline,
                 glob=arguments.glob,
+                exclude_dirs=(GIT_FOLDER,),
+                ignore_rules=not arguments.ignored,
+                context_lines=arguments.context_lines,
                 sandbox=context.sandbox,
                 workspace=context.cwd,
                 max_matches=MAX_ENTRIES,
@@ -263,11 +269,30 @@ class GrepHandler(FileHandler[GrepArguments]):
             )
         except ValueError as error:
             raise RespondToModel(str(error)) from error
-        if arguments.output == "files":
-            lines = [_shown(context, path) for path in dict.fromkeys(match.path for match in found.matches)]
-        else:
-            lines = [f"{_shown(context, path)}:{line}:{_line(text)}" for path, line, text in found.matches]
+        lines = _matches(context, found.matches, in_groups=arguments.context_lines > 0)
         return _found(lines, found.unread, found.truncated, budget, "no line matches")
+
+    async def _paths(
+        self, context: CallContext, path: str, arguments: GrepArguments, budget: Budget
+    ) -> Answer:
+        """The paths of the files that have a match."""
+        params = {
+            "pattern": arguments.pattern,
+            "regex": arguments.regex,
+            "ignoreCase": arguments.ignore_case,
+            "multiline": arguments.multiline,
+            "globs": [] if arguments.glob is None else [arguments.glob],
+            "excludeDirs": [GIT_FOLDER],
+            "hidden": True,
+            "ignoreRules": not arguments.ignored,
+            "output": "files",
+        }
+        request = Request("fs/search", path, params, context.sandbox, context.cwd)
+        async with Pages(context.executor, request) as pages:
+            page = await pages.next(MAX_ENTRIES, PAGE_BYTES, SEARCH_SECONDS)
+        paths = sorted(parse_path_uri(file["path"]) for file in page["files"])
+        shown = [_shown(context, each) for each in paths]
+        return _found(shown, page["unread"], page["truncated"], budget, "no file matches")
 
 
 class GlobHandler(FileHandler[GlobArguments]):
@@ -284,6 +309,8 @@ class GlobHandler(FileHandler[GlobArguments]):
                 context.executor,
                 arguments.glob,
                 path,
+                exclude_dirs=(GIT_FOLDER,),
+                ignore_rules=not arguments.ignored,
                 sandbox=context.sandbox,
                 workspace=context.cwd,
                 max_files=MAX_ENTRIES,
@@ -333,10 +360,42 @@ def _found(
     return Answer("".join(shown) + blank + "\n".join(notes), not complete)
 
 
-def _line(text: str) -> str:
-    """A line without its end, or its beginning."""
-    more = len(text) - MAX_LINE_CHARACTERS
-    return text if more <= 0 else f"{text[:MAX_LINE_CHARACTERS]}[… {more} more characters]"
+def _matches(context: CallContext, matches: Sequence[Match], *, in_groups: bool) -> list[str]:
+    """The lines of matches, in the form of ripgrep; groups of adjacent lines are separated by `--`."""
+    lines: list[str] = []
+    last: tuple[str, int] | None = None
+    for match in matches:
+        path = _shown(context, match.path)
+        first, *others = match.text.split("\n")  # several if a match spans them
+        numbered = [
+            *((number, "-", _line(text)) for number, text in match.before),
+            (match.line, ":", _line(first, _place(match))),
+            *((match.line + count, ":", _line(text)) for count, text in enumerate(others, 1)),
+            *((number, "-", _line(text)) for number, text in match.after),
+        ]
+        for number, mark, text in numbered:
+            if in_groups and last not in (None, (path, number - 1)):
+                lines.append("--")
+            lines.append(f"{path}{mark}{number}{mark}{text}")
+            last = path, number
+    return lines
+
+
+def _place(match: Match) -> int:
+    """The character of a match's text where the first range begins."""
+    begin = match.ranges[0][0] if match.ranges else 0
+    return len(match.text.encode()[:begin].decode("utf-8", "ignore"))
+
+
+def _line(text: str, place: int = 0) -> str:
+    """A line without its end, or the part of a long one that has a place."""
+    if len(text) <= MAX_LINE_CHARACTERS:
+        return text
+    begin = max(0, min(place - MAX_LINE_CHARACTERS // 2, len(text) - MAX_LINE_CHARACTERS))
+    end = begin + MAX_LINE_CHARACTERS
+    before = f"[{begin} characters …]" if begin else ""
+    after = f"[… {len(text) - end} characters]" if end < len(text) else ""
+    return f"{before}{text[begin:end]}{after}"
 
 
 def _shown(context: CallContext, path: str) -> str:

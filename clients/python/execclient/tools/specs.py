@@ -81,8 +81,8 @@ _APPLY_PATCH = (
 )
 _READ_FILE = "Reads a text file, or a range of its lines. The answer says where to go on if there is more."
 _LIST_DIR = "Lists the names in a folder, those of folders with a slash at the end."
-_GREP = "Finds lines in files, as PATH:LINE:TEXT. Hidden and ignored files are searched, too, but not .git."
-_GLOB = "Finds files by their names, in all folders below one."
+_GREP = "Finds lines in files, as PATH:LINE:TEXT. Hidden files are searched, too, but not .git."
+_GLOB = "Finds files by their names, in all folders below one, but not in .git."
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from execclient.tools.arguments import Arguments, GrepArguments, NullIsAbsent
+from execclient.tools.arguments import IGNORED, Arguments, GlobArguments, GrepArguments, NullIsAbsent
 from execclient.tools.context import CallContext
 from execclient.tools.file_tools import GlobHandler, GrepHandler, ListDirHandler, ReadFileHandler, fitting
 from execclient.tools.function_handler import FunctionHandler
@@ -27,19 +27,34 @@ _LIMIT = Budget(DEFAULT_MAX_OUTPUT_TOKENS, "tokens")
 
 
 class SearchFilesArguments(GrepArguments):
-    """The arguments of `search_files`: as for `grep`, but a pattern is plain text by default."""
+    """The arguments of `search_files`: as for `grep`, but by default plain text, also in ignored files."""
 
-    reference_struct = ("SearchFilesArguments", 8)
+    reference_struct = ("SearchFilesArguments", 11)
 
     regex: Annotated[
-        bool, NullIsAbsent(), Field(description="Whether the pattern is a regular expression.")
+        bool, NullIsAbsent(), Field(description="Whether the pattern is a regular expression of Rust.")
     ] = False
+    ignored: Annotated[bool, NullIsAbsent(), Field(description=IGNORED)] = True
+
+
+class FindFilesArguments(GlobArguments):
+    """The arguments of `find_files`: as for `glob`, but ignored files are found by default."""
+
+    reference_struct = ("FindFilesArguments", 5)
+
+    ignored: Annotated[bool, NullIsAbsent(), Field(description=IGNORED)] = True
 
 
 class SearchFiles(GrepHandler):
     """Finds lines by their text."""
 
     model = SearchFilesArguments
+
+
+class FindFiles(GlobHandler):
+    """Finds files by their names."""
+
+    model = FindFilesArguments
 
 
 class ListSessionsArguments(Arguments):
@@ -86,7 +101,7 @@ _LIST_SESSIONS = ToolSpec(
 _LIST_DIRECTORY = replace(_GIVEN["list_dir"], name="list_directory")
 _READ_FILE = _GIVEN["read_file"]
 _SEARCH_FILES = replace(_GIVEN["grep"], name="search_files", model=SearchFilesArguments)
-_FIND_FILES = replace(_GIVEN["glob"], name="find_files")
+_FIND_FILES = replace(_GIVEN["glob"], name="find_files", model=FindFilesArguments)
 
 SPECS = (_LIST_SESSIONS, _LIST_DIRECTORY, _READ_FILE, _SEARCH_FILES, _FIND_FILES)
 
@@ -102,4 +117,4 @@ def register(toolset: Toolset) -> None:
     add(ListDirHandler(_LIMIT, beside_others=True), _LIST_DIRECTORY)
     add(ReadFileHandler(_LIMIT, beside_others=True), _READ_FILE)
     add(SearchFiles(_LIMIT, beside_others=True), _SEARCH_FILES)
-    add(GlobHandler(_LIMIT, beside_others=True), _FIND_FILES)
+    add(FindFiles(_LIMIT, beside_others=True), _FIND_FILES)
