@@ -45,8 +45,9 @@ READ_ONLY = SandboxContext(
 """The sandbox of requests that only read and ask for none, with `require_sandbox`."""
 
 _READING = READING | {"fs/getFiles"}
-_BOUND = frozenset({"fs/readBlock", "fs/writeBlock", "fs/close", "fs/watchMissing"})
-"""Methods without a sandbox of their own: a handle keeps that of its `fs/open`; a watch reports names."""
+_BOUND = frozenset({"fs/readBlock", "fs/writeBlock", "fs/close", "fs/watchMissing", "fs/endSearch"})
+"""Methods without a sandbox of their own: a handle keeps that of its `fs/open`, a search that
+of its first request; a watch reports names."""
 
 
 def command_policy(
