@@ -332,7 +332,7 @@ async def test_a_long_line_that_is_found_does_not_hide_the_others(tools: Toolset
     first, second, third = (await answer(tools, "grep", pattern="hello")).splitlines()
 
     assert first == "a.txt:1:hello"
-    assert re.fullmatch(r"b.js:1:\[654 characters …\]x+äöü hello y+\[… \d+ characters\]", second), second
+    assert re.fullmatch(r"b.js:1:\[…\]x+äöü hello y+\[…\]", second), second
     assert len(second) < 600
     assert third == "b.js:2:hello"
 

@@ -388,14 +388,12 @@ def _place(match: Match) -> int:
 
 
 def _line(text: str, place: int = 0) -> str:
-    """A line without its end, or the part of a long one that has a place."""
+    """A line without its end; of a long one the part that has a place, with `[…]` for the rest."""
     if len(text) <= MAX_LINE_CHARACTERS:
         return text
     begin = max(0, min(place - MAX_LINE_CHARACTERS // 2, len(text) - MAX_LINE_CHARACTERS))
     end = begin + MAX_LINE_CHARACTERS
-    before = f"[{begin} characters …]" if begin else ""
-    after = f"[… {len(text) - end} characters]" if end < len(text) else ""
-    return f"{before}{text[begin:end]}{after}"
+    return f"{'[…]' if begin else ''}{text[begin:end]}{'[…]' if end < len(text) else ''}"
 
 
 def _shown(context: CallContext, path: str) -> str:
