@@ -44,10 +44,20 @@ READ_ONLY = SandboxContext(
 )
 """The sandbox of requests that only read and ask for none, with `require_sandbox`."""
 
-_READING = READING | {"fs/getFiles"}
-_BOUND = frozenset({"fs/readBlock", "fs/writeBlock", "fs/close", "fs/watchMissing", "fs/endSearch"})
-"""Methods without a sandbox of their own: a handle keeps that of its `fs/open`, a search that
-of its first request; a watch reports names."""
+_READING = READING | {"fs/getFiles", "fs/watch"}
+_BOUND = frozenset(
+    {
+        "fs/readBlock",
+        "fs/writeBlock",
+        "fs/close",
+        "fs/watchMissing",
+        "fs/watchRead",
+        "fs/unwatch",
+        "fs/endSearch",
+    }
+)
+"""Methods without a sandbox of their own: a handle keeps that of its `fs/open`, a watch that of its
+`fs/watch`, and a search that of its first request; `fs/watchMissing` reports names."""
 
 
 def command_policy(

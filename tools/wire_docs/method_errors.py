@@ -148,6 +148,24 @@ ERRORS: dict[str, MethodError] = {
     "InputGone": MethodError(
         InternalError, "The process has ended, or too many bytes wait for it; nothing was written."
     ),
+    "NotListening": MethodError(
+        InvalidRequest,
+        "No descendant of the session's processes listens on that port; the message names what does listen.",
+        "not_listening",
+    ),
+    "AmbiguousListener": MethodError(
+        InvalidRequest,
+        "Several sockets fit: choose one by `address` or `ofProcess`; the message names them.",
+        "ambiguous_listener",
+    ),
+    "ConnectFailed": MethodError(
+        InternalError,
+        "The listener did not accept the connection within 10 s; the message is the reason.",
+        "connect_failed",
+    ),
+    "TooManyStreams": MethodError(
+        InvalidRequest, "The session has 256 open streams already.", "too_many_streams"
+    ),
     "PathNotFound": MethodError(NotFound, "The path, or a folder above it, does not exist."),
     "PermissionDenied": MethodError(
         InvalidRequest, "The daemon may not do that with the path.", "permission_denied"
@@ -300,6 +318,18 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
     "process/list": _OTHERS,
     "session/setTtl": ("TtlAboveLimit",),
     "process/subscribe": ("UnknownProcess", *_OTHERS, "OwnProcess", "UnknownSeq"),
+    "port/list": _OTHERS,
+    "port/open": (
+        *_OTHERS,
+        "ProcessExists",
+        "NotListening",
+        "AmbiguousListener",
+        "ConnectFailed",
+        "TooManyStreams",
+        "StartCancelled",
+        "Stopping",
+        "SpawnFailed",
+    ),
     "fs/readFile": (*_PATH, "NotAFile", "TooLarge", "ReplyTooLarge", *_SYSTEM),
     "fs/writeFile": (*_PATH, "BadBase64", "IsADirectory", *_CHANGE, *_SYSTEM),
     "fs/createDirectory": (*_PATH, "AlreadyExists", *_CHANGE, *_SYSTEM),

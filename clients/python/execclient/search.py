@@ -23,7 +23,7 @@ A name that begins with a dot needs a glob with the dot, and `**` enters no fold
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -36,7 +36,7 @@ from execclient import arguments
 from execclient.arguments import AnyPath, Sandbox
 from execclient.client import Executor
 from execclient.connection.connection import Json
-from execclient.errors import CallFailed, CommandNotRun, ExecServerError, Unsupported
+from execclient.errors import CallFailed, CommandNotRun, ExecServerError, InvalidParams, Unsupported
 from execclient.file_session import ConfinedCalls
 from execprotocol.limits import MAX_FOUND, MAX_SEARCH_MS
 from execprotocol.path_uri import parse_path_uri
@@ -48,8 +48,8 @@ MAX_FILES = 10_000
 MAX_BYTES = 1 << 20
 SECONDS = 15.0
 
-PAGE_BYTES = 4 << 20
-"""The largest page that is requested."""
+PAGE_BYTES = 1 << 20
+"""The largest page that is requested: some tens of milliseconds of work here."""
 
 _LEAST_PAGE_BYTES, _ENCODED = 1 << 16, 4
 """A page is larger than the budget of bytes, which counts no JSON."""
@@ -61,7 +61,7 @@ _END_SECONDS = 2.0
 """For the request that ends a search. The daemon itself ends one that is not continued for a minute."""
 
 UNKNOWN_CURSOR = "unknown_cursor"
-_NOT_VALID = ("pattern_refused", "glob_refused", "invalid_params")
+_NOT_VALID = ("pattern_refused", "glob_refused")
 _NOT_RUN = ("search_unavailable", "search_failed")
 """Names of errors (`CallFailed.wire_name`)."""
 
@@ -102,7 +102,7 @@ class Matches:
     truncated: Truncated | None
     """The budget that ended the search; None if it is complete."""
     unread: list[str]
-    """What could not be read, as the program reports it; at most 20 messages."""
+    """What could not be read, also because the sandbox denies it, with the reason; at most 20 messages."""
     program: str = "rg"
     """The program that has searched: `rg`."""
 
@@ -140,8 +140,8 @@ async def search(
 ) -> Matches:
     """Search files for lines with a text.
 
-    Files with a NUL byte are not searched. Lines end with LF or CR LF. Regular expressions are those of
-    Rust's crate `regex`, without look-around and back-references.
+    Files with a NUL byte are not searched, but for those in UTF-16 with a byte order mark. Lines end with LF
+    or CR LF. Regular expressions are those of Rust's crate `regex`, without look-around and back-references.
 
     Args:
         executor: where to search.
@@ -162,8 +162,9 @@ async def search(
         timeout: seconds.
 
     Raises:
-        NotFound, Refused: there is no such path, or the sandbox or the permissions deny to read it.
-        ValueError: the pattern or a glob is not valid; `path` is a device or the like.
+        NotFound: there is no such path.
+        Refused: it is neither a folder nor a regular file, or the sandbox cannot be made.
+        ValueError: the pattern or a glob is not valid.
         CommandNotRun: the executor has no ripgrep, or the sandbox does not let it run.
         Unsupported: the daemon is of an earlier version.
     """
@@ -215,7 +216,7 @@ async def find(
     Raises:
         NotFound: there is no such folder.
         NotADirectoryError: `path` is no folder.
-        Refused: the sandbox or the permissions deny to read it.
+        Refused: the sandbox cannot be made.
         ValueError: a glob is not valid.
         CommandNotRun: the executor has no ripgrep, or the sandbox does not let it run.
         Unsupported: the daemon is of an earlier version.
@@ -303,7 +304,7 @@ class Pages:
                 self._method, {**self._params, **page}, limit=limit
             )
         except CallFailed as error:
-            if error.wire_name in _NOT_VALID:
+            if isinstance(error, InvalidParams) or error.wire_name in _NOT_VALID:
                 raise ValueError(error.message) from error
             if error.wire_name in _NOT_RUN:
                 raise CommandNotRun(error.message) from error
@@ -348,18 +349,27 @@ class _Collected:
     def add(self, page: Mapping[str, Json], folder: str) -> None:
         """Take the entries of a page that fit."""
         self.unread = page["unread"]
-        for entry in _files(page) if "paths" in page else _lines(page):
-            if isinstance(entry, str):  # binary, as ripgrep noticed after these matches
-                self.matches = [match for match in self.matches if match.path != entry]
-                continue
-            path = entry.path if "paths" in page else entry.path.removeprefix(folder).lstrip("/")
-            size = _size(path) + _size(entry.text)
-            if not self.entries_left or self.bytes_left < size:
-                self.truncated = "bytes" if self.entries_left else "matches"
+        for uri in page.get("paths", ()):
+            path = parse_path_uri(uri)
+            if not self._take(Match(path, 0, ""), _size(path)):
                 return
-            self.matches.append(entry)
-            self.entries_left -= 1
-            self.bytes_left -= size
+        for file in page.get("files", ()):
+            path = parse_path_uri(file["path"])
+            size = _size(path.removeprefix(folder).lstrip("/"))
+            if not all(self._take(_match(path, line), size) for line in file["matches"]):
+                return
+            if file.get("binary"):  # as ripgrep noticed after these matches
+                self.matches = [match for match in self.matches if match.path != path]
+
+    def _take(self, match: Match, size: int) -> bool:
+        size += _size(match.text)
+        if not self.entries_left or self.bytes_left < size:
+            self.truncated = "bytes" if self.entries_left else "matches"
+            return False
+        self.matches.append(match)
+        self.entries_left -= 1
+        self.bytes_left -= size
+        return True
 
 
 async def _collect(executor: Executor, request: Request, collected: _Collected, timeout: float) -> _Collected:  # noqa: ASYNC109 - as of `search`
@@ -383,23 +393,16 @@ async def _collect(executor: Executor, request: Request, collected: _Collected, 
                 raise
 
 
-def _files(page: Mapping[str, Json]) -> Iterator[Match]:
-    return (Match(parse_path_uri(path), 0, "") for path in page["paths"])
-
-
-def _lines(page: Mapping[str, Json]) -> Iterator[Match | str]:
-    for file in page["files"]:
-        path = parse_path_uri(file["path"])
-        for line in file["matches"]:
-            match = Match(path, line["line"], _text(line))
-            match.ranges = [(begin, end) for begin, end in line["ranges"]]
-            match.before, match.after = (
-                [(each["line"], _text(each)) for each in line.get(side, ())] for side in ("before", "after")
-            )
-            match.cut = line.get("cut", False)
-            yield match
-        if file.get("binary"):
-            yield path
+def _match(path: str, line: Mapping[str, Json]) -> Match:
+    match = Match(path, line["line"], _text(line))
+    match.ranges = [(begin, end) for begin, end in line["ranges"]]
+    if "cut" in line:
+        match.cut = line["cut"]
+    if "before" in line:
+        match.before = [(each["line"], _text(each)) for each in line["before"]]
+    if "after" in line:
+        match.after = [(each["line"], _text(each)) for each in line["after"]]
+    return match
 
 
 def bytes_of(line: Mapping[str, Json]) -> bytes:
