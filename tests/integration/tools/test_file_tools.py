@@ -410,6 +410,24 @@ async def test_a_call_that_cannot_be_recorded_reads_nothing(make: Make, workspac
     assert "hello" not in result.content
 
 
+async def test_more_searches_than_a_session_has_may_run_at_the_same_time(
+    tools: Toolset, workspace: Path
+) -> None:
+    for number in range(3000):
+        (workspace / f"{number}.txt").write_text("word\n" * 20)
+
+    calls: list[tuple[str, dict[str, object]]] = [
+        ("grep", {"pattern": "word"}),
+        ("grep", {"pattern": "word", "output": "files"}),
+        ("glob", {"glob": "*.txt"}),
+    ]
+    results = await asyncio.gather(*(tools.call(*call) for call in calls * 4))
+
+    for result in results:
+        assert result.success, result.content
+        assert result.content.endswith("\n\n[there are more: narrow the call down]")
+
+
 async def test_a_read_sees_the_patch_that_was_called_before(tools: Toolset, workspace: Path) -> None:
     patch = "*** Begin Patch\n*** Update File: a.txt\n@@\n-hello\n+bye\n*** End Patch"
 
