@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from execclient.process import Process
     from execclient.resource_limits import ResourceLimits
     from execclient.results import (
+        Change,
         Chunk,
         Copied,
         DrainNotice,
@@ -79,11 +80,13 @@ if TYPE_CHECKING:
         TreeProgress,
         WalkEntry,
     )
+    from execclient.watch import Watch
 
 __all__ = [
     "AccessDenied",
     "CallFailed",
     "CallTimeout",
+    "Change",
     "Chunk",
     "CommandFailed",
     "CommandNotRun",
@@ -143,12 +146,22 @@ __all__ = [
     "WaitTimeout",
     "WalkEntry",
     "WalkIncomplete",
+    "Watch",
     "WorkspaceWrite",
     "WrongExecutor",
     "connect",
 ]
 
-_MODULES = ("errors", "results", "client", "govern.sandbox", "govern.network", "process", "filesystem")
+_MODULES = (
+    "errors",
+    "results",
+    "client",
+    "govern.sandbox",
+    "govern.network",
+    "process",
+    "filesystem",
+    "watch",
+)
 """The modules of these names. The first two are small."""
 
 
