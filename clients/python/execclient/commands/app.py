@@ -51,6 +51,7 @@ COMMANDS = {
     "kill": process_commands.KILL,
     "cp": file_commands.CP,
     "patch": file_commands.PATCH,
+    "watch": file_commands.WATCH,
     "policy": file_commands.POLICY,
     "mcp": mcp.MCP,
     "completion": COMPLETION,
