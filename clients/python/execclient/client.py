@@ -306,11 +306,7 @@ class Executor:
         sandbox: Sandbox | None = None,
         workspace: AnyPath | None = None,
     ) -> Watch:
-        """Watch a directory or a file for changes, while in the block.
-
-            async with executor.watch("src") as watch:
-                async for change in watch:
-                    print(change.kind, change.path)
+        """Watch a directory or a file for changes, while in the block: `async with executor.watch("src")`.
 
         Changes after the block was entered are reported, each once, in order, also over lost connections. If
         some could not be kept, a change of the kind `gap` names the directory to look at again: the caller
@@ -325,8 +321,8 @@ class Executor:
             sandbox: as `run` takes one: what it may not read is not reported.
             workspace: of the sandbox, as for `files`.
 
-        Raises (when the block is entered):
-            NotFound: the path does not exist.
+        Raises:
+            NotFound: when the block is entered: the path does not exist.
             Refused: a limit is reached, such as that of inotify; the message names the limit and the way out.
             Unsupported: the server does not serve `fs/watch`.
         """

@@ -49,22 +49,17 @@ class Watch:
     """
 
     def __init__(self, session: Session, params: Mapping[str, Json]) -> None:
-        self.path = parse_path_uri(params["path"])
+        self.path: str = parse_path_uri(params["path"])
         """The root, absolute."""
-        self.mode: Literal["inotify", "polling"] | None = None
-        """How the daemon notices changes; None before the block. `polling`, on network mounts and FUSE, lists
-        the tree every two seconds: what lasts shorter is not noticed."""
-        self.ended: str | None = None
-        """Why the watch has ended: `rootRemoved`, `watchLimit`, `tooManyEntries` or `failed`
-        (`docs/reference/messages.md`); None while it is active."""
-        self.message: str | None = None
-        """For people: why it has ended, and the way out."""
         self._session = session
         self._id = arguments.new_id()
         self._params = {**params, "watchId": self._id, "ifExists": "attach"}
         self._active = False
         """Whether the daemon is known to have the watch."""
         self._closed = False
+        self._mode: Literal["inotify", "polling"] | None = None
+        self._ended: str | None = None
+        self._message: str | None = None
         self._last_seq = 0
         """The number of the newest change that is here."""
         self._waiting: deque[Change] = deque()
@@ -72,6 +67,25 @@ class Watch:
         """Whether the daemon may have changes that it does not send, or did not."""
         self._news = asyncio.Event()
         self._taking = asyncio.Lock()
+
+    @property
+    def mode(self) -> Literal["inotify", "polling"] | None:
+        """How the daemon notices changes; None before the block. `polling`, on network mounts and FUSE, lists
+        the tree every two seconds: what lasts shorter is not noticed.
+        """
+        return self._mode
+
+    @property
+    def ended(self) -> str | None:
+        """Why the watch has ended: `rootRemoved`, `watchLimit`, `tooManyEntries` or `failed`
+        (`docs/reference/messages.md`); None while it is active.
+        """
+        return self._ended
+
+    @property
+    def message(self) -> str | None:
+        """For people: why it has ended, and the way out."""
+        return self._message
 
     async def __aenter__(self) -> Self:
         self._session.require("fs/watch")
@@ -118,7 +132,7 @@ class Watch:
         """All changes that have arrived; waits for the first. Empty after the end of the watch.
 
         Args:
-            timeout: seconds to wait at most; the list is empty after them. 0 asks the daemon for nothing.
+            timeout: seconds to wait at most; the list is empty after them. With 0 it asks for none.
 
         Raises:
             SessionLost, ExecutorClosed, NotFound, CallTimeout: as for the iteration.
@@ -137,7 +151,7 @@ class Watch:
     async def _arrived(self) -> bool:
         """Wait until a change is here; whether one is, else the watch has ended."""
         while not self._waiting:
-            if self._closed or self.ended is not None:
+            if self._closed or self._ended is not None:
                 return False
             if self._behind:
                 await self._read()
@@ -150,7 +164,7 @@ class Watch:
         params = self._params
         limit = max(BEGIN_SECONDS, self._session.call_timeout)
         result = await repeated(lambda: self._session.call("fs/watch", params, limit=limit))
-        self.mode = result["mode"]
+        self._mode = result["mode"]
         self._last_seq = result["nextSeq"] - 1
         self._active = True
 
@@ -172,7 +186,7 @@ class Watch:
             self._active = False
             return
         self._take(page)
-        # A page that is full, or as large as a message may be, has a successor.
+        # A full page is followed by another one, and an empty one tells that this was the last.
         self._behind |= bool(page["changes"]) and page["ended"] is None
 
     def _receive(self, event: Mapping[str, Json] | None) -> None:
@@ -190,10 +204,10 @@ class Watch:
         self._waiting.extend(map(_decoded, changes[max(0, self._last_seq + 1 - first) :]))
         self._last_seq = max(self._last_seq, first + len(changes) - 1)
         if message.get("ended") is not None:
-            self.ended, self.message = message["ended"], message.get("message")
+            self._ended, self._message = message["ended"], message.get("message")
 
     def __repr__(self) -> str:
-        state = f" ended={self.ended}" if self.ended else " closed" if self._closed else ""
+        state = f" ended={self._ended}" if self._ended else " closed" if self._closed else ""
         return f"<{type(self).__name__} {self.path}{state}>"
 
 
