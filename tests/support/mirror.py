@@ -78,13 +78,15 @@ class Mirror:
 
     def _look(self, path: str) -> None:
         node = node_at(path)
-        if node is None or path == self.root:
-            self.tree.pop(path, None)
-        else:
+        if node is None or node[0] != "directory":
+            self._take(path)
+        if node is not None and path != self.root:
             self.tree[path] = node
 
     def _take(self, path: str) -> dict[str, Node]:
         """Forget a path with everything below it; returns that by the rest of its path."""
+        if path != self.root and self.tree.get(path, ("", b""))[0] != "directory":
+            return {"": self.tree.pop(path)} if path in self.tree else {}
         below = path + "/"
         found = [each for each in self.tree if each == path or each.startswith(below)]
         return {each[len(path) :]: self.tree.pop(each) for each in found}
