@@ -160,15 +160,16 @@ def test_code_without_an_event_loop_gets_the_same(url: str, root: Path) -> None:
 
 def git(folder: Path, *arguments: str) -> None:
     """Run git, with no settings of this machine."""
-    identity = [f"-c{name}=x@example.org" for name in ("user.name", "user.email")]
     settings = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "PATH": os.environ["PATH"]}
-    subprocess.run(["git", *identity, *arguments], cwd=folder, env=settings, check=True, capture_output=True)
+    for role in ("AUTHOR", "COMMITTER"):
+        settings |= {f"GIT_{role}_NAME": "x", f"GIT_{role}_EMAIL": "x@example.org"}
+    subprocess.run(["git", *arguments], cwd=folder, env=settings, check=True, capture_output=True)
 
 
 @pytest.fixture
 def repository(root: Path) -> Path:
     """A repository with the commits `old` and `new`, which differ in more than 3,000 files."""
-    git(root, "init", "--quiet", "--initial-branch=main")
+    git(root, "init", "--quiet")
     for package in range(PACKAGES):
         folder = root / f"package{package}"
         folder.mkdir()
@@ -237,7 +238,8 @@ async def test_a_checkout_under_cuts_is_followed_to_the_same_tree(
                 mirror.apply(change)
                 if within == "changes" and cuts < CUTS and mirror.changes % 100 == 0:
                     cuts += proxy.cut()
-                    await asyncio.sleep(0)
+                    while executor.recoveries < cuts:
+                        await asyncio.sleep(0.001)
         await checkout
 
         assert changed >= 3000
