@@ -72,7 +72,7 @@ async def _print(watched: Watch, options: WatchOptions, output: OutputWriter) ->
         await output.settled()
         if options.once or output.failure is not None:
             return 0
-    print_message(watched.message or f"the watch has ended: {watched.ended}")
+    print_message(f"{watched.path}: {watched.message or watched.ended}")
     return INCOMPLETE
 
 
