@@ -17,6 +17,7 @@ from execserver.api import (
     http,
     observing,
     process,
+    watch,
 )
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.small import SmallFiles
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 EDITS_FOLDER = "edits"
 """The folder in the state folder for the journal of `fs/applyEdits` (`edits/journal.py`)."""
+
+WATCHES_END_SECONDS = 2.0
+"""How long the end of the server waits for the killed programs of watches."""
 
 
 class HandlerTable:
@@ -61,6 +65,7 @@ class HandlerTable:
         self._environment = host.environment
         self._require_sandbox = host.require_sandbox
         self._spool_dir = spool_dir
+        self._sessions = sessions
         self._edits: Edits | None = None
         self._mounts = MountTable()
         launcher = WorkerLauncher(sandboxes, executor.tree_killer.tag(0))
@@ -72,7 +77,7 @@ class HandlerTable:
             **environment.handlers(host),
             **process.ProcessHandlers(executor, host, sandboxes, sessions).table(),
             **observing.ObservingHandlers(executor, sessions).table(),
-            **self._file_handlers(host),
+            **self._file_handlers(host, launcher),
             **http.HttpHandlers(host).table(),
             **health.handlers(gauges, host),
         }
@@ -87,12 +92,16 @@ class HandlerTable:
             await self._make_edits().replay()
 
     async def close(self) -> None:
-        """Finish the edits and end the fs workers."""
+        """Finish the edits, and end the fs workers and the watches."""
+        watches = [session.watches for session in self._sessions if session.watches is not None]
+        ended = [program for each in watches for program in each.close()]
         if self._edits is not None:
             await self._edits.close()
         await self._workers.close()
+        if ended:
+            await asyncio.wait(ended, timeout=WATCHES_END_SECONDS)
 
-    def _file_handlers(self, host: Host) -> Handlers:
+    def _file_handlers(self, host: Host, launcher: WorkerLauncher) -> Handlers:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._mounts.fileno(), self._mounts.refresh)
         # The kernel reports each change once, and the registration may have taken one.
@@ -101,6 +110,7 @@ class HandlerTable:
         tmpdir = self._environment.get("TMPDIR")
         confined = filesystem.FileConfinement(self._workers, tmpdir, small)
         handlers: Handlers = filesystem.handlers(self._mounts, small, confined, self._make_edits)
+        handlers = {**handlers, **watch.WatchHandlers(launcher, self._mounts, tmpdir).table()}
         if self._require_sandbox:
             handlers = confinement.require_file_limits(handlers, tmpdir)
         return {**handlers, **discovery.DiscoveryHandlers(host, confined).table()}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,8 @@ from execserver.spool.records import NetworkAnswer, NetworkTarget
 
 if TYPE_CHECKING:
     from execserver.sessions.network_decisions import Client, NetworkDecisions
+    from execserver.watching.watch import Watch
+    from execserver.watching.watches import SessionWatches
 
 
 class Session:
@@ -52,6 +54,8 @@ class Session:
         self.expiry: asyncio.TimerHandle | None = None
         self.ending: asyncio.Task[None] | None = None
         """Kills the remaining processes; None while the session can be resumed."""
+        self.watches: SessionWatches | None = None
+        """Made at the first use: few sessions need them."""
         self._recovery = recovery
         self._kept_decisions = kept_decisions or {}
         self._client: Client | None = None
@@ -75,6 +79,13 @@ class Session:
         self._client = client
         if self._network is not None:
             self._network.set_client(client)
+        if self.watches is not None and client is not None:
+            self.watches.push_all()
+
+    def push(self, watch: Watch) -> None:
+        """Send the events of a watch, if there is a connection whose handshake is complete."""
+        if self._client is not None and self.attachment is not None:
+            self.attachment.push(watch)
 
     def _drained(self) -> None:
         if self._network is not None:
@@ -121,7 +132,8 @@ class Attachment:
         self._on_drained = on_drained
         self._extensions = extensions
         self._streams: dict[int, EventStream] = {}
-        self._behind: dict[int, EventStream] = {}
+        self._behind: dict[Hashable, Callable[[], bool]] = {}
+        """What sends the next event of each stream that is behind; it returns whether that has caught up."""
         self._observed: dict[tuple[str, str], EventStream] = {}
         """Event streams of other sessions' processes, by session and process id."""
         self._closed = False
@@ -196,18 +208,28 @@ class Attachment:
 
     def fell_behind(self, stream: EventStream) -> None:
         """Remember a stream that has more events to send."""
-        self._behind[stream.process.number] = stream
+        self._behind[stream.process.number] = stream.send_one
+
+    def push(self, watch: Watch) -> None:
+        """Send the events of a watch of the session, in its turns. Only for connections with extensions."""
+        if self._closed or not self._extensions or watch in self._behind:
+            return
+        caught_up = not watch.has_event
+        while not caught_up and self._sink.may_queue_event():
+            caught_up = watch.send_one(self._sink)
+        if not caught_up:
+            self._behind[watch] = partial(watch.send_one, self._sink)
 
     def drained(self) -> None:
         """Events may be queued again: the streams that are behind take turns."""
         self._on_drained()
-        turns = deque(self._behind.values())
+        turns = deque(self._behind.items())
         while turns and self._sink.may_queue_event():
-            stream = turns.popleft()
-            if stream.send_one():
-                self._behind.pop(stream.process.number, None)
+            key, send_one = turns.popleft()
+            if send_one():
+                self._behind.pop(key, None)
             else:
-                turns.append(stream)
+                turns.append((key, send_one))
 
     def close(self) -> None:
         """The connection is gone."""
