@@ -249,20 +249,6 @@ async def test_a_checkout_under_cuts_is_followed_to_the_same_tree(
         print(f"{mirror.changes} changes, {mirror.rescans} rescans, {executor.recoveries} recoveries")
 
 
-async def test_a_caller_that_takes_nothing_for_long_gets_everything_or_a_gap(
-    executor: Executor, root: Path
-) -> None:
-    async with executor.watch(root) as watch:
-        mirror = Mirror(root)
-        for number in range(6000):  # more than wait in the client
-            (root / str(number)).write_text(str(number))
-        while batch := await watch.batch(1.0):
-            for change in batch:
-                mirror.apply(change)
-
-        assert mirror.differences() == []
-
-
 async def test_after_the_death_of_the_server_there_is_a_gap_and_the_watch_goes_on(
     start_server: StartServer, tmp_path: Path, root: Path
 ) -> None:
