@@ -310,13 +310,12 @@ class Executor:
 
         Changes after the block was entered are reported, each once, in order, also over lost connections. If
         some could not be kept, a change of the kind `gap` names the directory to look at again: the caller
-        took none for long while many happened, or the server was replaced. Links are not followed.
+        took none for long while many happened, or the server was replaced. Links below it are not followed.
 
         Args:
             path: the root.
             recursive: watch everything below it; otherwise its own names only.
-            ignore_rules: leave out what `.gitignore`, `.ignore` and `.git/info/exclude` at or below the root
-                ignore.
+            ignore_rules: leave out what `.gitignore`, `.ignore`, `.rgignore` and `.git/info/exclude` ignore.
             exclude_dirs: names of directories that are not watched, at any depth.
             sandbox: as `run` takes one: what it may not read is not reported.
             workspace: of the sandbox, as for `files`.

@@ -136,7 +136,7 @@ def _add_watch(parser: Parser) -> None:
         "--no-ignore",
         dest="ignore_rules",
         action="store_false",
-        help="watch what .gitignore, .ignore and .git/info/exclude files ignore, too",
+        help="watch what .gitignore, .ignore, .rgignore and .git/info/exclude ignore, too",
     )
     excluded = parser.add_argument(
         "--exclude-dir",
