@@ -213,7 +213,9 @@ def by_bytes() -> Callable[[], Cut | None]:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("within", ["messages", "changes"])
+@pytest.mark.parametrize(
+    ("shared_url", "within"), [("unix", "messages"), ("ws", "changes")], indirect=["shared_url"]
+)
 async def test_a_checkout_under_cuts_is_followed_to_the_same_tree(
     shared_url: str, repository: Path, tmp_path: Path, within: str
 ) -> None:
