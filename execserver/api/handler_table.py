@@ -16,6 +16,7 @@ from execserver.api import (
     health,
     http,
     observing,
+    ports,
     process,
     watch,
 )
@@ -77,6 +78,7 @@ class HandlerTable:
             **environment.handlers(host),
             **process.ProcessHandlers(executor, host, sandboxes, sessions).table(),
             **observing.ObservingHandlers(executor, sessions).table(),
+            **ports.PortHandlers(executor, sessions).table(),
             **self._file_handlers(host, launcher),
             **http.HttpHandlers(host).table(),
             **health.handlers(gauges, host),

@@ -29,7 +29,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from execprotocol import filesystem as fs
-    from execprotocol import process, watch
+    from execprotocol import port, process, watch
 
 MAX_DEPTH = 64
 """Levels of a path that the order distinguishes. A path may have two thousand: to remember each prefix for
@@ -264,6 +264,7 @@ def _shortened(path: str) -> str:
 
 _SNAPSHOT = ResourceAccess(Mode.SNAPSHOT, None)
 _WATCH = (ResourceAccess(Mode.EXCLUSIVE, "watch"),)
+_PORT_WATCH = (ResourceAccess(Mode.EXCLUSIVE, "portWatch"),)
 
 
 class AccessTable:
@@ -353,6 +354,14 @@ class AccessTable:
         """The name of the process, and all files as they are."""
         return (ResourceAccess(Mode.EXCLUSIVE, ("process", params.process_id)), _SNAPSHOT)
 
+    def of_open_port(self, params: port.PortOpenParams) -> tuple[ResourceAccess, ...]:
+        """The name of the stream, as that of a process."""
+        return (ResourceAccess(Mode.EXCLUSIVE, ("process", params.process_id)),)
+
+    def of_list_ports(self, params: port.PortListParams) -> tuple[ResourceAccess, ...]:
+        """The connection's one watch of ports, if the request changes it."""
+        return () if params.watch is None else _PORT_WATCH
+
     def of_input(self, params: process.WriteParams | process.CloseStdinParams) -> tuple[ResourceAccess, ...]:
         """The process's standard input."""
         shared = self._of_process(params)
@@ -398,6 +407,8 @@ _ACCESSES_OF: Final[dict[str, Callable[[AccessTable, Any], tuple[ResourceAccess,
     "fs/watchRead": AccessTable.of_old_watch,
     "fs/unwatch": AccessTable.of_old_watch,
     "process/start": AccessTable.of_start,
+    "port/open": AccessTable.of_open_port,
+    "port/list": AccessTable.of_list_ports,
     "process/write": AccessTable.of_input,
     "process/closeStdin": AccessTable.of_input,
     "process/signal": AccessTable.of_signal,

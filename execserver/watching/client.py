@@ -87,6 +87,9 @@ def _library_modules() -> tuple[tuple[str, ...], tuple[str, ...]]:
 class Receiver(Protocol):
     """What the frames are for."""
 
+    def begun(self, mode: str, real: str) -> None:
+        """Every folder is watched; the root without links. Called before the first change."""
+
     def changed(self, members: list[bytes]) -> None:
         """The members of a frame of changes."""
 
@@ -110,8 +113,8 @@ class ProgramClient:
         self._fd = process.socket.fileno()
         self._received = bytearray()
         self._over = False
-        self.ready: asyncio.Future[tuple[str, bytes]] = self._loop.create_future()
-        """The mode, and the root without links; fails with an `RpcError`."""
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        """Done when every folder is watched; fails with an `RpcError`."""
         self.exited: asyncio.Future[None] = self._loop.create_future()
         """Done when the process has ended."""
         self._silence = self._loop.call_later(SILENT_SECONDS, self._silent)
@@ -171,7 +174,8 @@ class ProgramClient:
             self._receiver.changed(members)
         elif kind == frames.READY and not self.ready.done() and len(members) == 2:
             self._silence.cancel()
-            self.ready.set_result((members[0].decode("ascii", "replace"), members[1]))
+            self._receiver.begun(members[0].decode("ascii", "replace"), os.fsdecode(members[1]))
+            self.ready.set_result(None)
         elif kind == frames.ALIVE and not self.ready.done():
             self._silence.cancel()
             self._silence = self._loop.call_later(SILENT_SECONDS, self._silent)

@@ -83,8 +83,7 @@ class Watch:
             RpcError: the path cannot be watched; the program is gone.
         """
         self._client = ProgramClient(process, order, self)
-        mode, real = await self._client.ready
-        self.mode, self._real = mode, os.fsdecode(real).rstrip("/")
+        await self._client.ready
         if self._visibility is not None and not self._visibility.shows(self._real or "/", self._root or "/"):
             raise file_error(PermissionError(13, os.strerror(13)))
 
@@ -102,6 +101,10 @@ class Watch:
         return None if self._client is None else self._client.exited
 
     # -- what the program reports
+
+    def begun(self, mode: str, real: str) -> None:
+        """Every folder is watched. Changes are judged by the real path from the first one on."""
+        self.mode, self._real = mode, real.rstrip("/")
 
     def changed(self, members: list[bytes]) -> None:
         """Log the changes of a frame."""

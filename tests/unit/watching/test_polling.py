@@ -15,6 +15,7 @@ from execprotocol.errors import InvalidRequest
 from execprotocol.watch import WatchParams
 from execserver.fsworker import interpreter
 from execserver.fsworker.process import spawn
+from execserver.watching import frames
 from execserver.watching.client import program_code
 from execserver.watching.watch import Watch
 from tests.support.watch_mirror import Mirror, names_below
@@ -25,7 +26,7 @@ async def watching(root: Path, devices: list[int], max_polled: int = 1000) -> As
     """A watch of which some devices count as network mounts."""
     params = WatchParams(path=str(root), watch_id="w")
     watch = Watch(params, None, lambda _: None)
-    order = (os.fsencode(root), True, True, [], devices, max_polled)
+    order: frames.Order = (os.fsencode(root), True, True, [], devices, max_polled)
     try:
         await watch.begin(spawn(interpreter.command(), code=program_code(ignore_rules=True)), order)
         yield watch
