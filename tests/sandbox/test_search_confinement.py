@@ -1,4 +1,4 @@
-"""Under each policy of the vectors, `fs/search`, `fs/glob` and `fs/watch` show what a read shows, and no more."""
+"""Under each policy of the vectors, searches, globs and watches show what a read shows, and no more."""
 
 from __future__ import annotations
 
