@@ -1,6 +1,17 @@
 """The workloads, in the order in which they run and are printed."""
 
-from benchmarks.workloads import agent_day, files, library, lifecycle, output, processes, requests, sandboxes
+from benchmarks.workloads import (
+    agent_day,
+    files,
+    forwarding,
+    library,
+    lifecycle,
+    output,
+    processes,
+    requests,
+    sandboxes,
+    searches,
+)
 from benchmarks.workloads.model import FULL, QUICK, Row, Sizes, Workload
 
 __all__ = ["FULL", "QUICK", "WORKLOADS", "Row", "Sizes", "Workload"]
@@ -14,4 +25,6 @@ WORKLOADS: tuple[Workload, ...] = (
     *sandboxes.WORKLOADS,
     *lifecycle.WORKLOADS,
     *library.WORKLOADS,
+    *searches.WORKLOADS,
+    *forwarding.WORKLOADS,
 )
