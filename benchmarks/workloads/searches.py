@@ -34,7 +34,7 @@ class Tree:
         self._folder = tempfile.TemporaryDirectory(prefix="execserver-bench-", dir="/var/tmp")
         self.root = Path(self._folder.name)
         self.count = count
-        (self.root / ".gitignore").write_text("build/\n")
+        (self.root / ".ignore").write_text("build/\n")
         for number in range(count):
             self._add("src", number)
         for number in range(count // 10):
