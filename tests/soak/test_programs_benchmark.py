@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import compare
-from benchmarks.workloads import forwarding, searches
+from benchmarks.workloads import Workload, forwarding, searches
 
 
 @pytest.mark.parametrize(
     "workload", [searches.WORKLOADS[0], forwarding.WORKLOADS[0]], ids=lambda each: each.name
 )
 def test_every_row_is_measured_beside_its_program(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], workload: compare.Workload
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], workload: Workload
 ) -> None:
     page = tmp_path / "page.md"
     arguments = [
