@@ -58,12 +58,12 @@ class View:
 
     def searched(self, *roots: Path, pattern: str = ".", **params: Json) -> set[Path]:
         """The files with a match of a regular expression, by one `fs/search` for each root."""
-        given = {"regex": True, "hidden": True, "ignoreRules": False, **params}
+        given = {"regex": True, "hidden": True, "ignoreRules": False, "maxMatches": 100_000, **params}
         return set(self._found("search", roots, "files", {"pattern": pattern, **given}))
 
     def globbed(self, *roots: Path) -> set[Path]:
         """All names of files, by one `fs/glob` for each root."""
-        given: Json = {"globs": ["*", ".*"], "hidden": True, "ignoreRules": False}
+        given: Json = {"globs": ["*", ".*"], "hidden": True, "ignoreRules": False, "maxFiles": 100_000}
         return set(self._found("glob", roots, "paths", given))
 
     def _found(self, method: str, roots: Iterable[Path], member: str, params: Json) -> Iterator[Path]:
