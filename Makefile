@@ -39,7 +39,7 @@ $(VENV)/.ready: pyproject.toml clients/python/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev \
-		--editable clients/python --editable ".[fleet,otel]"
+		--editable clients/python --editable ".[fleet,otel,search]"
 	touch $@
 
 run: setup ## start a daemon, and run the quick start through the client

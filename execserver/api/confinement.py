@@ -44,9 +44,12 @@ READ_ONLY = SandboxContext(
 )
 """The sandbox of requests that only read and ask for none, with `require_sandbox`."""
 
-_READING = READING | {"fs/getFiles"}
-_BOUND = frozenset({"fs/readBlock", "fs/writeBlock", "fs/close", "fs/watchMissing"})
-"""Methods without a sandbox of their own: a handle keeps that of its `fs/open`; a watch reports names."""
+_READING = READING | {"fs/getFiles", "fs/watch"}
+_BOUND = frozenset(
+    {"fs/readBlock", "fs/writeBlock", "fs/close", "fs/watchMissing", "fs/watchRead", "fs/unwatch"}
+)
+"""Methods without a sandbox of their own: a handle keeps that of its `fs/open`, and a watch that of its
+`fs/watch`; `fs/watchMissing` reports names."""
 
 
 def command_policy(

@@ -29,7 +29,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from execprotocol import filesystem as fs
-    from execprotocol import process
+    from execprotocol import port, process, watch
 
 MAX_DEPTH = 64
 """Levels of a path that the order distinguishes. A path may have two thousand: to remember each prefix for
@@ -264,6 +264,7 @@ def _shortened(path: str) -> str:
 
 _SNAPSHOT = ResourceAccess(Mode.SNAPSHOT, None)
 _WATCH = (ResourceAccess(Mode.EXCLUSIVE, "watch"),)
+_PORT_WATCH = (ResourceAccess(Mode.EXCLUSIVE, "portWatch"),)
 
 
 class AccessTable:
@@ -340,9 +341,26 @@ class AccessTable:
         """The connection's one watch."""
         return _WATCH
 
+    def of_new_watch(self, params: watch.WatchParams) -> tuple[ResourceAccess, ...]:
+        """The name of the watch; and its path, so that a later write is after the beginning of the watch."""
+        name = ResourceAccess(Mode.EXCLUSIVE, ("watch", params.watch_id))
+        return (name, ResourceAccess(Mode.READ, params.path))
+
+    def of_old_watch(self, params: watch.WatchReadParams | watch.UnwatchParams) -> tuple[ResourceAccess, ...]:
+        """The watch of that name. An `fs/unwatch` does not wait for a read, which it ends."""
+        return (ResourceAccess(Mode.SHARED, ("watch", params.watch_id)),)
+
     def of_start(self, params: process.StartParams) -> tuple[ResourceAccess, ...]:
         """The name of the process, and all files as they are."""
         return (ResourceAccess(Mode.EXCLUSIVE, ("process", params.process_id)), _SNAPSHOT)
+
+    def of_open_port(self, params: port.PortOpenParams) -> tuple[ResourceAccess, ...]:
+        """The name of the stream, as that of a process."""
+        return (ResourceAccess(Mode.EXCLUSIVE, ("process", params.process_id)),)
+
+    def of_list_ports(self, params: port.PortListParams) -> tuple[ResourceAccess, ...]:
+        """The connection's one watch of ports, if the request changes it."""
+        return () if params.watch is None else _PORT_WATCH
 
     def of_input(self, params: process.WriteParams | process.CloseStdinParams) -> tuple[ResourceAccess, ...]:
         """The process's standard input."""
@@ -385,7 +403,12 @@ _ACCESSES_OF: Final[dict[str, Callable[[AccessTable, Any], tuple[ResourceAccess,
     "fs/readBlock": AccessTable.of_read_block,
     "fs/close": AccessTable.of_close,
     "fs/watchMissing": AccessTable.of_watch,
+    "fs/watch": AccessTable.of_new_watch,
+    "fs/watchRead": AccessTable.of_old_watch,
+    "fs/unwatch": AccessTable.of_old_watch,
     "process/start": AccessTable.of_start,
+    "port/open": AccessTable.of_open_port,
+    "port/list": AccessTable.of_list_ports,
     "process/write": AccessTable.of_input,
     "process/closeStdin": AccessTable.of_input,
     "process/signal": AccessTable.of_signal,

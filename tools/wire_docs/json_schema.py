@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+from collections import ChainMap
 from collections.abc import Iterable, Iterator
 from functools import cache
 from types import NoneType, UnionType
@@ -207,7 +208,13 @@ def _member_docstrings(module: str) -> dict[str, dict[str, str]]:
     if not module.startswith(("execprotocol.", "execserver.", "tools.")):
         return {}
     tree = ast.parse(inspect.getsource(sys.modules[module]))
-    return {node.name: _docstrings_in(node) for node in tree.body if isinstance(node, ast.ClassDef)}
+    found: dict[str, dict[str, str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            # A `TypedDict` is at run time no subclass of the one that it extends.
+            extended = [found.get(base.id, {}) for base in node.bases if isinstance(base, ast.Name)]
+            found[node.name] = {**ChainMap(_docstrings_in(node), *extended)}
+    return found
 
 
 def _docstrings_in(definition: ast.ClassDef) -> dict[str, str]:

@@ -148,6 +148,24 @@ ERRORS: dict[str, MethodError] = {
     "InputGone": MethodError(
         InternalError, "The process has ended, or too many bytes wait for it; nothing was written."
     ),
+    "NotListening": MethodError(
+        InvalidRequest,
+        "No descendant of the session's processes listens on that port; the message names what does listen.",
+        "not_listening",
+    ),
+    "AmbiguousListener": MethodError(
+        InvalidRequest,
+        "Several sockets fit: choose one by `address` or `ofProcess`; the message names them.",
+        "ambiguous_listener",
+    ),
+    "ConnectFailed": MethodError(
+        InternalError,
+        "The listener did not accept the connection within 10 s; the message is the reason.",
+        "connect_failed",
+    ),
+    "TooManyStreams": MethodError(
+        InvalidRequest, "The session has 256 open streams already.", "too_many_streams"
+    ),
     "PathNotFound": MethodError(NotFound, "The path, or a folder above it, does not exist."),
     "PermissionDenied": MethodError(
         InvalidRequest, "The daemon may not do that with the path.", "permission_denied"
@@ -220,6 +238,35 @@ ERRORS: dict[str, MethodError] = {
     "HandleSandbox": MethodError(
         InvalidRequest, "The sandbox limits files, and the handle was not opened under that sandbox."
     ),
+    "SearchUnavailable": MethodError(
+        InternalError,
+        "The executor has no ripgrep, or for globs no wcmatch; the message says how to install it.",
+        "search_unavailable",
+    ),
+    "PatternRefused": MethodError(
+        InvalidRequest, "The pattern is not valid; the message says why.", "pattern_refused"
+    ),
+    "GlobRefused": MethodError(
+        InvalidRequest, "A glob is not valid, or a name in `excludeDirs`.", "glob_refused"
+    ),
+    "UnknownCursor": MethodError(
+        InvalidRequest,
+        "The page cannot be had any more: the search has ended, or a later page was requested. Search again.",
+        "unknown_cursor",
+    ),
+    "SearchDiffers": MethodError(
+        InvalidRequest,
+        "The open search of that cursor or `searchId` has other parameters; the message names one.",
+        "search_differs",
+    ),
+    "SearchEnded": MethodError(
+        InvalidRequest, "`fs/endSearch` has ended the search, or four newer ones.", "search_ended"
+    ),
+    "SearchFailed": MethodError(
+        InternalError,
+        "The program that searches was ended from outside or has failed; the message says how.",
+        "search_failed",
+    ),
     "RequestFailed": MethodError(
         InternalError, "The request got no whole answer: no connection, a broken answer, or no time left."
     ),
@@ -236,6 +283,15 @@ _PATH = (
     "InvalidArgument",
 )
 _BATCH = ("SandboxUnavailable", "SandboxRefused", "SandboxRequired", "ForeignPath", "BatchTooLarge")
+_SEARCH = (
+    *_PATH,
+    "SearchUnavailable",
+    "GlobRefused",
+    "UnknownCursor",
+    "SearchDiffers",
+    "SearchEnded",
+    "SearchFailed",
+)
 _SYSTEM = ("NotADirectory", "TooManyOpenFiles", "InputOutput")
 _CHANGE = ("ReadOnly", "NoSpace")
 _OTHERS = ("OtherSessionRefused", "UnknownOtherSession")
@@ -262,6 +318,18 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
     "process/list": _OTHERS,
     "session/setTtl": ("TtlAboveLimit",),
     "process/subscribe": ("UnknownProcess", *_OTHERS, "OwnProcess", "UnknownSeq"),
+    "port/list": _OTHERS,
+    "port/open": (
+        *_OTHERS,
+        "ProcessExists",
+        "NotListening",
+        "AmbiguousListener",
+        "ConnectFailed",
+        "TooManyStreams",
+        "StartCancelled",
+        "Stopping",
+        "SpawnFailed",
+    ),
     "fs/readFile": (*_PATH, "NotAFile", "TooLarge", "ReplyTooLarge", *_SYSTEM),
     "fs/writeFile": (*_PATH, "BadBase64", "IsADirectory", *_CHANGE, *_SYSTEM),
     "fs/createDirectory": (*_PATH, "AlreadyExists", *_CHANGE, *_SYSTEM),
@@ -296,6 +364,8 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
     ),
     "fs/putFiles": _BATCH,
     "fs/getFiles": _BATCH,
+    "fs/search": (*_SEARCH, "PatternRefused", "NotAFile", *_SYSTEM),
+    "fs/glob": (*_SEARCH, *_SYSTEM),
     "fs/open": (*_PATH, "HandleRefused", "HandleExists", "NotAFile", "IsADirectory", *_CHANGE, *_SYSTEM),
     "fs/readBlock": ("BlockRefused", "InvalidArgument", "UnknownHandle", "HandleSandbox", "InputOutput"),
     "fs/writeBlock": (

@@ -65,6 +65,39 @@ MAX_WALK_DIRECTORIES = 10_000
 MAX_WALK_ENTRIES = 50_000
 MAX_WATCHED_PATHS = 64
 
+MAX_WATCHES = 32
+"""Watches of a session (`fs/watch`). Each is a program, and an inotify instance, of which a user has 128."""
+
+MAX_WATCH_ID_BYTES = 64
+
+MAX_WATCH_CHANGES = 10_000
+"""In one `fs/watchRead`: some milliseconds of encoding."""
+
+MAX_WATCH_PAGE_BYTES = 4 << 20
+"""Of the changes in one `fs/watchRead` or `fs/changed`, in JSON."""
+
+MAX_WATCH_LOG_CHANGES, MAX_WATCH_LOG_BYTES = 65_536, 16 << 20
+"""Kept changes of a watch, so that a client may be away for a while."""
+
+MAX_POLLED_ENTRIES = 50_000
+"""Below the root of a watch on a network mount, which is listed every two seconds."""
+
+MAX_FOUND = 100_000
+"""Matches or files in a page of a search."""
+
+MAX_SEARCH_PAGE_BYTES = 16 << 20
+"""Of a page of a search: the stock client takes no larger frame in one piece."""
+
+MAX_SEARCH_MS = 600_000
+MAX_CONTEXT_LINES = 20
+MAX_UNREAD = 20
+MAX_PATTERN_CHARACTERS = 1 << 16
+"""Of the text of a search: the kernel takes 128 KiB for an argument of a program."""
+
+MAX_GLOBS, MAX_GLOB_CHARACTERS = 100, 4096
+MAX_NAME_CHARACTERS = 255
+MAX_CURSOR_CHARACTERS = MAX_SEARCH_ID_CHARACTERS = 64
+
 TTY_ROWS, TTY_COLUMNS = 24, 80
 MAX_TERMINAL_SIDE = 65_535
 """Rows or columns of a terminal: the kernel has 16 bits for each."""

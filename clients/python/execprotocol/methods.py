@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from execprotocol import environment, filesystem, handshake, http, network, process
+from execprotocol import environment, filesystem, handshake, http, network, port, process, search, watch
 from execprotocol.model import Params
 
 
@@ -150,6 +150,8 @@ METHODS: dict[str, Method] = {
         ),
         Method("process/subscribe", _EXEC, process.SubscribeParams, process.SubscribeResult, extension=True),
         Method("process/unsubscribe", _EXEC, process.UnsubscribeParams, filesystem.Empty, extension=True),
+        Method("port/list", _EXEC, port.PortListParams, port.PortListResult, extension=True),
+        Method("port/open", _EXEC, port.PortOpenParams, port.PortOpenResult, extension=True),
         Method("fs/readFile", _FS, filesystem.ReadFileParams, filesystem.ReadFileResult),
         Method("fs/writeFile", _FS, filesystem.WriteFileParams, filesystem.Empty),
         Method(
@@ -185,6 +187,9 @@ METHODS: dict[str, Method] = {
         ),
         Method("fs/putFiles", _FS, filesystem.PutFilesParams, filesystem.PutFilesResult, extension=True),
         Method("fs/getFiles", _FS, filesystem.GetFilesParams, filesystem.GetFilesResult, extension=True),
+        Method("fs/search", _FS, search.SearchParams, search.SearchResult, extension=True),
+        Method("fs/glob", _FS, search.GlobParams, search.GlobResult, extension=True),
+        Method("fs/endSearch", _FS, search.EndSearchParams, filesystem.Empty, counted=False, extension=True),
         Method(
             "fs/open",
             _FS,
@@ -195,6 +200,9 @@ METHODS: dict[str, Method] = {
         Method("fs/writeBlock", _FS, filesystem.WriteBlockParams, filesystem.Empty),
         Method("fs/close", _FS, filesystem.CloseParams, filesystem.Empty, counted=False),
         Method("fs/watchMissing", _FS, filesystem.WatchMissingParams, filesystem.WatchMissingResult),
+        Method("fs/watch", _FS, watch.WatchParams, watch.WatchResult, extension=True),
+        Method("fs/watchRead", _FS, watch.WatchReadParams, watch.WatchReadResult, extension=True),
+        Method("fs/unwatch", _FS, watch.UnwatchParams, filesystem.Empty, extension=True),
         Method(
             "rpc.discover",
             "discovery",
@@ -222,13 +230,15 @@ EVENTS: dict[str, Any] = {
     "process/exited": process.ExitedEvent,
     "process/closed": process.ClosedEvent,
     "fs/missingChanged": filesystem.MissingChangedEvent,
+    "fs/changed": watch.ChangedEvent,
     "http/request/bodyDelta": http.BodyDeltaEvent,
     "network/policyDecision": network.PolicyDecisionEvent,
     "executor/draining": handshake.DrainingEvent,
+    "port/listening": port.ListeningEvent,
 }
 
 
-EXTENSION_EVENTS = ("executor/draining",)
+EXTENSION_EVENTS = ("executor/draining", "fs/changed", "port/listening")
 """The events that the reference does not have."""
 
 

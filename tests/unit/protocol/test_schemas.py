@@ -28,6 +28,16 @@ FILES = sorted(
 
 SANDBOX = {"permissions": {"type": "disabled"}, "windowsSandboxLevel": "disabled"}
 PATH = {"path": "file:///tmp", "sandbox": SANDBOX}
+SEARCHED_TREE = {
+    "excludeDirs": [".git"],
+    "hidden": True,
+    "ignoreRules": False,
+    "maxBytes": 1,
+    "timeMs": 1,
+    "cursor": "c",
+    "searchId": "s",
+    "sandbox": SANDBOX,
+}
 VALID: dict[str, dict[str, Any]] = {
     "initialize": {"clientName": "test", "resumeSessionId": "s", "extensions": {"execserver": 1}},
     "environment/info": {},
@@ -83,6 +93,14 @@ VALID: dict[str, dict[str, Any]] = {
     "process/listForgotten": {"processId": "p"},
     "process/subscribe": {"sessionId": "s", "processId": "p", "afterSeq": 1, "interactive": True},
     "process/unsubscribe": {"sessionId": "s", "processId": "p"},
+    "port/list": {"sessionId": "s", "allSessions": False, "watch": True},
+    "port/open": {
+        "processId": "p",
+        "port": 65535,
+        "address": "::1",
+        "ofProcess": "q",
+        "sessionId": "s",
+    },
     "process/signal": {"processId": "p", "signal": "SIGRTMIN+30", "scope": "leader", "sessionId": "s"},
     "process/closeStdin": {"processId": "p", "sessionId": "s"},
     "process/resize": {"processId": "p", "size": {"rows": 1, "cols": 65535}, "sessionId": "s"},
@@ -159,11 +177,35 @@ VALID: dict[str, dict[str, Any]] = {
         "sandbox": SANDBOX,
     },
     "fs/getFiles": {"paths": ["file:///a", "file:///b"], "maxBytes": 5, "sandbox": SANDBOX},
+    "fs/search": {
+        **PATH,
+        "pattern": "a",
+        "regex": True,
+        "ignoreCase": True,
+        "multiline": True,
+        "globs": ["*.py"],
+        "contextLines": 1,
+        "output": "files",
+        "maxMatches": 1,
+        **SEARCHED_TREE,
+    },
+    "fs/glob": {**PATH, "globs": ["*.py"], "maxFiles": 1, **SEARCHED_TREE},
+    "fs/endSearch": {"searchId": "s"},
     "fs/open": {**PATH, "handleId": "h", "mode": "replace", "permissions": 0o600},
     "fs/readBlock": {"handleId": "h", "offset": 0, "len": 1, "sandbox": SANDBOX},
     "fs/writeBlock": {"handleId": "h", "offset": 0, "chunk": "eA==", "sandbox": SANDBOX},
     "fs/close": {"handleId": "h"},
     "fs/watchMissing": {"watchId": 1, "missing": ["file:///a"], "present": "file:///b"},
+    "fs/watch": {
+        **PATH,
+        "watchId": "w",
+        "recursive": False,
+        "ignoreRules": False,
+        "excludeDirs": [".git"],
+        "ifExists": "attach",
+    },
+    "fs/watchRead": {"watchId": "w", "afterSeq": 1, "maxChanges": 10_000, "waitMs": 1},
+    "fs/unwatch": {"watchId": "w"},
     "http/request": {
         "method": "GET",
         "url": "http://127.0.0.1/",

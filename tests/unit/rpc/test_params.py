@@ -405,7 +405,7 @@ def test_the_size_that_every_terminal_has_is_no_other_start() -> None:
 
 def test_methods_of_one_path_are_those_whose_parameters_are() -> None:
     paths = {name for name, method in METHODS.items() if issubclass(method.params, filesystem.PathParams)}
-    assert paths == ordering.READING | ordering.WRITING
+    assert paths == ordering.READING | ordering.WRITING | {"fs/watch"}
     assert not ordering.READING & ordering.WRITING
 
 
