@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from execprotocol.errors import InternalError
@@ -17,12 +18,14 @@ from execserver.api import (
     http,
     observing,
     process,
+    search,
 )
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.small import SmallFiles
 from execserver.fsworker.launch import WorkerLauncher
 from execserver.fsworker.pool import WorkerPool
 from execserver.host import Host
+from execserver.launch_spec import DEFAULT_PATH
 from execserver.processes.executor import Executor
 from execserver.rpc.handlers import Handlers
 from execserver.sandbox.sandboxes import Sandboxes
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
 
 EDITS_FOLDER = "edits"
 """The folder in the state folder for the journal of `fs/applyEdits` (`edits/journal.py`)."""
+
+SEARCHES_END_SECONDS = 2.0
+"""How long the end of the server waits for the killed programs of searches."""
 
 
 class HandlerTable:
@@ -61,6 +67,7 @@ class HandlerTable:
         self._environment = host.environment
         self._require_sandbox = host.require_sandbox
         self._spool_dir = spool_dir
+        self._sessions = sessions
         self._edits: Edits | None = None
         self._mounts = MountTable()
         launcher = WorkerLauncher(sandboxes, executor.tree_killer.tag(0))
@@ -72,7 +79,7 @@ class HandlerTable:
             **environment.handlers(host),
             **process.ProcessHandlers(executor, host, sandboxes, sessions).table(),
             **observing.ObservingHandlers(executor, sessions).table(),
-            **self._file_handlers(host),
+            **self._file_handlers(host, sandboxes, executor.tree_killer.tag),
             **http.HttpHandlers(host).table(),
             **health.handlers(gauges, host),
         }
@@ -87,12 +94,16 @@ class HandlerTable:
             await self._make_edits().replay()
 
     async def close(self) -> None:
-        """Finish the edits and end the fs workers."""
+        """Finish the edits, and end the searches and the fs workers."""
+        searches = [session.searches for session in self._sessions if session.searches is not None]
+        ended = [program for each in searches for program in each.close()]
         if self._edits is not None:
             await self._edits.close()
         await self._workers.close()
+        if ended:
+            await asyncio.wait(ended, timeout=SEARCHES_END_SECONDS)
 
-    def _file_handlers(self, host: Host) -> Handlers:
+    def _file_handlers(self, host: Host, sandboxes: Sandboxes, tag: Callable[[int], int | None]) -> Handlers:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._mounts.fileno(), self._mounts.refresh)
         # The kernel reports each change once, and the registration may have taken one.
@@ -101,6 +112,8 @@ class HandlerTable:
         tmpdir = self._environment.get("TMPDIR")
         confined = filesystem.FileConfinement(self._workers, tmpdir, small)
         handlers: Handlers = filesystem.handlers(self._mounts, small, confined, self._make_edits)
+        path = self._environment.get("PATH", DEFAULT_PATH)
+        handlers = {**handlers, **search.SearchHandlers(sandboxes, confined, tag, path).table()}
         if self._require_sandbox:
             handlers = confinement.require_file_limits(handlers, tmpdir)
         return {**handlers, **discovery.DiscoveryHandlers(host, confined).table()}

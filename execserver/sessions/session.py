@@ -24,6 +24,7 @@ from execserver.sessions.event_stream import HOLD_SECONDS, EventStream, Hold, Si
 from execserver.spool.records import NetworkAnswer, NetworkTarget
 
 if TYPE_CHECKING:
+    from execserver.search.searches import Searches
     from execserver.sessions.network_decisions import Client, NetworkDecisions
 
 
@@ -52,6 +53,8 @@ class Session:
         self.expiry: asyncio.TimerHandle | None = None
         self.ending: asyncio.Task[None] | None = None
         """Kills the remaining processes; None while the session can be resumed."""
+        self.searches: Searches | None = None
+        """Made at the first use: few sessions need them."""
         self._recovery = recovery
         self._kept_decisions = kept_decisions or {}
         self._client: Client | None = None
