@@ -17,6 +17,7 @@ from execserver.api import (
     health,
     http,
     observing,
+    ports,
     process,
     search,
 )
@@ -79,6 +80,7 @@ class HandlerTable:
             **environment.handlers(host),
             **process.ProcessHandlers(executor, host, sandboxes, sessions).table(),
             **observing.ObservingHandlers(executor, sessions).table(),
+            **ports.PortHandlers(executor, sessions).table(),
             **self._file_handlers(host, sandboxes, executor.tree_killer.tag),
             **http.HttpHandlers(host).table(),
             **health.handlers(gauges, host),

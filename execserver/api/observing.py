@@ -67,7 +67,7 @@ class ObservingHandlers:
         processes = [process for session in sessions for process in session.processes]
         processes.sort(key=lambda process: process.number)
         # After the choice of processes, so that each of them is measured.
-        usage = await self._meter.usage() if any(not process.closed for process in processes) else {}
+        usage = await self._meter.measured() if any(not process.closed for process in processes) else {}
         entries = []
         for count, process in enumerate(processes):
             if count % _ENTRIES_A_TURN == _ENTRIES_A_TURN - 1:

@@ -20,7 +20,6 @@ from execprotocol.errors import (
     InvalidRequest,
     SpawnFailed,
     os_error_text,
-    start_cancelled,
     start_differs,
     start_unknown,
     unknown_process,
@@ -294,8 +293,7 @@ class ProcessHandlers:
                     caller, params, spec, reservation, None, proxy, snapshot=snapshot
                 )
             await self._executor.wait_for_turn()
-            if reservation.cancelled:
-                raise start_cancelled(params.process_id)
+            reservation.require_wanted()
         make_spec = partial(self._spec, variables=variables)
         return self._start(caller, params, make_spec, proxy=proxy, snapshot=snapshot)
 
@@ -374,8 +372,7 @@ class ProcessHandlers:
                         caller, params, spec, reservation, confined, proxy, preparation.taken, snapshot
                     )
                 await self._executor.wait_for_turn()
-                if reservation.cancelled:
-                    raise start_cancelled(params.process_id)
+                reservation.require_wanted()
             result = self._start(caller, params, lambda _: spec, confined, proxy, snapshot)
             preparation.taken()
             return result
@@ -584,6 +581,9 @@ def _read_page(caller: Caller, process: ManagedProcess, params: ReadParams) -> E
     ends = page.complete or not unlimited
     exited_seq = process.exited_seq
     exited = process.exit_code is not None and (ends or (exited_seq is not None and exited_seq < next_seq))
+    pacing = process.output.pacing
+    if pacing is not None and process.started.session == caller.session.id:
+        pacing.read(after_seq, next_seq - 1)
     if unlimited:
         after = partial(caller.attachment.answered, process, page, next_seq)
     first, *rest = _encode_page(

@@ -12,15 +12,11 @@ Rules of this module:
    If anything fails, the gate stays shut.
 2. A pid is a number only while we look: the process must bear the tag of the start, and still live when its
    namespace is open. Otherwise a listener could get into another sandbox.
-3. An ordinary user must join the owning user namespace first, and cannot leave it again. So a child does it,
-   which ends.
+3. A child joins (`joining.py`), and ends.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import fcntl
 import os
 import signal
 import socket
@@ -30,11 +26,9 @@ from collections.abc import Sequence
 import msgspec
 
 from execserver.descendants import tag_of
+from execserver.network.joining import join_network
 from execserver.network.messages import Enter, receive
 
-_NS_GET_USERNS = 0xB701  # include/uapi/linux/nsfs.h
-_CLONE_NEWUSER = 0x1000_0000
-_CLONE_NEWNET = 0x4000_0000
 _IP_FREEBIND = 15  # include/uapi/linux/in.h
 
 _LOOPBACK = "127.0.0.1"
@@ -48,8 +42,6 @@ _REPORT_SECONDS = 30.0
 _PAUSE_SECONDS = 0.0003
 
 _MOST_REPORT_BYTES = 4096
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NamespaceError(Exception):
@@ -146,17 +138,4 @@ def _join_network(pid: int, owner: int) -> None:
         raise NamespaceError("the first process of the sandbox has ended") from None
     if os.path.samestat(os.fstat(network), os.stat("/proc/self/ns/net")):
         raise NamespaceError("the sandbox has no network namespace of its own")
-    try:
-        _set_namespace(network, _CLONE_NEWNET)
-    except OSError as error:
-        if error.errno != errno.EPERM:
-            raise
-        # Only in the namespace that owns it an ordinary user has the capability.
-        _set_namespace(fcntl.ioctl(network, _NS_GET_USERNS), _CLONE_NEWUSER)
-        _set_namespace(network, _CLONE_NEWNET)
-
-
-def _set_namespace(descriptor: int, kind: int) -> None:
-    if _libc.setns(descriptor, kind) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"the sandbox's namespace cannot be joined: {os.strerror(number)}")
+    join_network(network)

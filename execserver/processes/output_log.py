@@ -78,11 +78,12 @@ class OutputLog:
         "_files",
         "_index",
         "_memory_share",
-        "_retained_bytes",
         "_spool",
         "disk_held",
         "ended",
         "memory_held",
+        "retained_bytes",
+        "sent_through",
     )
 
     def __init__(
@@ -97,10 +98,12 @@ class OutputLog:
         self.memory_held = 0
         self.ended: set[Stream] = set()
         """Streams whose descriptor reached its end."""
+        self.retained_bytes = retained_bytes
+        self.sent_through: int | None = None
+        """The number after which nothing is dropped (`pacing.py`); None: all may be."""
         self._index = index
         self._spool = spool
         self._budget = budget
-        self._retained_bytes = retained_bytes
         self._memory_share = spool.memory_share(retained_bytes)
         self._files = LogFiles(index, spool, retained_bytes, keep, self._make_room)
         budget.add(self)
@@ -169,11 +172,11 @@ class OutputLog:
         to send the new chunk.
         """
         if (
-            self.held > self._retained_bytes
+            self.held > self.retained_bytes
             or self.memory_held > self._memory_share
             or self._index.next_seq - 1 - self._index.evicted_through > MAX_CHUNKS
         ):
-            self._evict(self._retained_bytes, self._retained_bytes, self._memory_share)
+            self._evict(self.retained_bytes, self.retained_bytes, self._memory_share)
         budget = self._budget
         if budget.disk_held > budget.limits.disk or budget.memory_held > budget.limits.memory:
             budget.enforce()
@@ -212,6 +215,17 @@ class OutputLog:
     def held(self) -> int:
         """Bytes kept."""
         return self.disk_held + self.memory_held
+
+    @property
+    def is_over_share(self) -> bool:
+        """Whether it holds, or all logs together hold, more than they should, although it was trimmed."""
+        budget = self._budget
+        return (
+            self.held > self.retained_bytes
+            or self.memory_held > self._memory_share
+            or budget.disk_held > budget.limits.disk
+            or budget.memory_held > budget.limits.memory
+        )
 
     @property
     def exited_seq(self) -> int | None:
@@ -322,6 +336,7 @@ class OutputLog:
 
     def empty(self) -> None:
         """Drop everything, and close the descriptors; for a closed process."""
+        self.sent_through = None
         self._evict(0, 0, 0)
         self._files.close()
 
@@ -372,7 +387,7 @@ class OutputLog:
 
     def _evict(self, total: int, disk: int, memory: int) -> bool:
         """Drop oldest chunks until at most so many bytes are kept together, on disk, and in memory, and at
-        most `MAX_CHUNKS` chunks. Returns whether any was dropped.
+        most `MAX_CHUNKS` chunks, or until the next one must not be dropped. Returns whether any was dropped.
         """
         index = self._index
         held_disk, held_memory = self.disk_held, self.memory_held
@@ -385,7 +400,7 @@ class OutputLog:
             or index.next_seq - 1 - seq > MAX_CHUNKS
         ):
             record = self._first_after(seq)
-            if record is None:
+            if record is None or (self.sent_through is not None and record.seq > self.sent_through):
                 break
             last, seq = record, record.seq
             if record.in_memory:

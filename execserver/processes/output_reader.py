@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 from execprotocol.errors import InvalidRequest, os_error_text
 from execserver.processes.output_batching import LEAST_BYTES, LargePipes, OutputBatching
 from execserver.processes.output_log import OutputLog
+from execserver.processes.pacing import Pacing
 from execserver.processes.poller import HANGUP, READABLE, WRITABLE, DescriptorPoller, Watch
 from execserver.processes.pty_relay import TerminalRelay
 from execserver.processes.reserved_descriptors import ReservedDescriptors
@@ -100,6 +101,7 @@ class OutputReader:
     __slots__ = (
         "_batching",
         "_enlarged",
+        "_held_back",
         "_hung_up",
         "_large_pipes",
         "_log",
@@ -109,8 +111,9 @@ class OutputReader:
         "_relay_ends",
         "_reserved",
         "_terminal_input",
+        "_throttled",
         "_watches",
-        "paused",
+        "pacing",
         "streams",
     )
 
@@ -125,7 +128,9 @@ class OutputReader:
         tty: bool,
     ) -> None:
         self.streams = _TERMINAL if tty else _PIPES
-        self.paused = False
+        self.pacing: Pacing | None = None
+        """Of a process whose output is never dropped."""
+        self._throttled = self._held_back = False
         self._owner = owner
         self._log = log
         self._poller = poller
@@ -229,19 +234,37 @@ class OutputReader:
 
     # -- pacing
 
+    @property
+    def paused(self) -> bool:
+        """Whether no output is taken now."""
+        return self._throttled or self._held_back
+
     def pause(self) -> None:
         """Take no output until `resume`."""
-        if not self.paused:
-            self.paused = True
-            for watch in self._watches.values():
-                watch.want(READABLE, False)
+        self._set_paused(True, self._held_back)
 
     def resume(self) -> None:
         """Take output again, beginning with what is there."""
-        if self.paused:
-            self.paused = False
+        self._set_paused(False, self._held_back)
+
+    def pace(self) -> None:
+        """Hold output back from now on that the client could lose."""
+        self.pacing = Pacing(self._log, lambda held: self._set_paused(self._throttled, held))
+        self.pacing.taken()
+
+    def _set_paused(self, throttled: bool, held_back: bool) -> None:
+        before = self.paused
+        self._throttled, self._held_back = throttled, held_back
+        if self.paused != before:
             for watch in list(self._watches.values()):
-                watch.want(READABLE, not self._hung_up)
+                watch.want(READABLE, before and not self._hung_up)
+
+    def _taken(self, size: int) -> None:
+        measures.output_bytes += size
+        self._owner.output_taken()
+        self._log.trim()
+        if self.pacing is not None:
+            self.pacing.taken()
 
     # -- the end
 
@@ -254,9 +277,7 @@ class OutputReader:
                 size = 0 if self.paused else self._take(stream, fd)
                 if not size:
                     break
-                measures.output_bytes += size
-                self._owner.output_taken()
-                self._log.trim()
+                self._taken(size)
             if stream in self._log.ended:
                 self._close(stream)
 
@@ -302,9 +323,7 @@ class OutputReader:
         if size:
             if size == CHUNK_BYTES and stream not in self._enlarged and self._relay is None:
                 self._enlarge(stream, fd)
-            measures.output_bytes += size
-            self._owner.output_taken()
-            self._log.trim()
+            self._taken(size)
             if (size >= LEAST_BYTES or self._batching) and self._relay is None:
                 self._batch(stream, size)
         elif stream in self._log.ended:

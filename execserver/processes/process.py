@@ -209,6 +209,8 @@ class ManagedProcess:
         self.output = OutputReader(
             self, log, context.poller, context.reserved, context.large_pipes, tty=started.tty
         )
+        if started.paced:
+            self.output.pace()
         self.streams = self.output.streams
         self.input: ProcessInput | None = None
         """None for a process without a pipe or a terminal to write to."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from execprotocol.port import PortOpenParams
 from execprotocol.process import USUAL_SIZE, ResourceLimits, StartParams
 from execserver.spool.records import Started
 
@@ -31,9 +32,10 @@ to recognize a command. The ledger holds them."""
 
 _CUT = "…"
 
-_COMPARED = [
-    field for field in msgspec.structs.fields(StartParams) if field.name not in ("process_id", "if_exists")
-]
+_COMPARED, _COMPARED_OF_STREAMS = (
+    [field for field in msgspec.structs.fields(kind) if field.name not in ("process_id", "if_exists")]
+    for kind in (StartParams, PortOpenParams)
+)
 """All parameters but for the name of the process and what to do when that is taken."""
 
 _DIGEST_BYTES = 8
@@ -64,6 +66,8 @@ class StartOptions(msgspec.Struct, frozen=True):
     """The network proxy, likewise."""
     limits: ResourceLimits | None = None
     """What it may use; None for no limit."""
+    paced: bool = False
+    """Whether its output is held back rather than dropped (`pacing.py`)."""
 
     @classmethod
     def of(
@@ -122,22 +126,23 @@ class StartOptions(msgspec.Struct, frozen=True):
             time.time_ns() // 1_000_000,
             self.grace,
             None if self.limits is None else self.limits.values(),
+            self.paced,
         )
         return started, locks
 
 
-def start_digests(params: StartParams) -> dict[str, str]:
+def start_digests(params: StartParams | PortOpenParams) -> dict[str, str]:
     """A digest of each parameter that is not its default, by its name on the wire."""
     return {
         field.encode_name: _digest(value)
-        for field in _COMPARED
+        for field in (_COMPARED if isinstance(params, StartParams) else _COMPARED_OF_STREAMS)
         if (value := getattr(params, field.name)) not in (field.default, USUAL_SIZE)
     }
 
 
 def first_difference(old: Mapping[str, str], new: Mapping[str, str]) -> str | None:
     """The first parameter, in the order of the document, in which two starts differ; None if none does."""
-    for field in _COMPARED:
+    for field in (*_COMPARED, *_COMPARED_OF_STREAMS):
         if old.get(field.encode_name) != new.get(field.encode_name):
             return field.encode_name
     return next((name for name in old if name not in new), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 
 from execprotocol.errors import InvalidRequest, SpawnFailed, start_cancelled, unknown_process
@@ -25,9 +25,17 @@ _LAST_EVENTS_SECONDS = 1.0
 class Reservation:
     """A start that waits for its turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, process_id: str) -> None:
         self.cancelled = False
+        self.on_cancel: Callable[[], object] | None = None
+        """Called when it is cancelled."""
         self.over = asyncio.Event()
+        self._process_id = process_id
+
+    def require_wanted(self) -> None:
+        """Raise InvalidRequest if the start was cancelled."""
+        if self.cancelled:
+            raise start_cancelled(self._process_id)
 
 
 class ProcessStore:
@@ -53,6 +61,11 @@ class ProcessStore:
 
     def __len__(self) -> int:
         return len(self._processes)
+
+    @property
+    def numbers(self) -> Set[int]:
+        """The numbers of all its processes, also of those that are no longer kept."""
+        return self._numbers
 
     def find(self, process_id: str) -> ManagedProcess | None:
         """The process of that name, if there is one."""
@@ -83,7 +96,7 @@ class ProcessStore:
     @contextmanager
     def reserve(self, process_id: str) -> Iterator[Reservation]:
         """Hold a name while its start waits for its turn."""
-        reservation = self._reserved[process_id] = Reservation()
+        reservation = self._reserved[process_id] = Reservation(process_id)
         try:
             yield reservation
         finally:
@@ -102,19 +115,27 @@ class ProcessStore:
         if reservation is None or reservation.cancelled:
             return False
         reservation.cancelled = True
+        if reservation.on_cancel is not None:
+            reservation.on_cancel()
         return True
 
     def start(
-        self, process_id: str, make_spec: Callable[[], LaunchSpec], options: StartOptions
+        self,
+        process_id: str,
+        make_spec: Callable[[], LaunchSpec],
+        options: StartOptions,
+        *,
+        reserved: bool = False,
     ) -> ManagedProcess:
-        """Start a process under a free name.
+        """Start a process under a free name, or under one that the caller has reserved.
 
         Raises:
             InvalidRequest: the name is taken, or the session has ended.
             SpawnFailed: the operating system's reason why it cannot be started.
         """
         self._require_starts()
-        self.require_free(process_id)
+        if not reserved:
+            self.require_free(process_id)
         try:
             process = self.executor.start(self._session_id, process_id, make_spec(), options, self.on_closed)
         except (OSError, ValueError) as error:
@@ -152,6 +173,13 @@ class ProcessStore:
             raise start_cancelled(process_id)
         self._add(process)
         return process
+
+    def discard(self, process: ManagedProcess) -> None:
+        """Kill and forget a process that no client was told of. Does nothing if the session has ended."""
+        if self._processes.get(process.process_id) is process:
+            del self._processes[process.process_id]
+            self.executor.tree_killer.kill_later(process)
+            self.executor.forget(process)
 
     def _require_starts(self) -> None:
         if self._ended or self.executor.stopping:

@@ -191,7 +191,18 @@ class TreeKiller:
         Args:
             leaders: the pids of those that run, by number.
         """
-        return measure(descendants.descendants_by_number(self._instance, leaders, exclude=self._protected))
+        return measure(self.descendants(leaders))
+
+    def descendants(self, leaders: dict[int, int]) -> dict[int, set[int]]:
+        """The pids of the living descendants of all processes, by number; blocking.
+
+        Args:
+            leaders: as for `usage`.
+
+        Raises:
+            OSError: no descriptors are available.
+        """
+        return descendants.descendants_by_number(self._instance, leaders, exclude=self._protected)
 
     def _kill(self, numbers: Collection[int], leaders: Collection[int]) -> list[int]:
         if self.leaves is not None:

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
 if TYPE_CHECKING:
     from execprotocol.process import ExitUsage
+
+T = TypeVar("T")
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -48,26 +50,26 @@ def measure(descendants: Mapping[int, Iterable[int]]) -> dict[int, Usage]:
     return usage
 
 
-class Meter:
+class Meter(Generic[T]):
     """Measures in a thread, one pass at a time: requests that come during a pass share the next one.
 
     Args:
         measure: makes a pass; blocking.
     """
 
-    def __init__(self, measure: Callable[[], dict[int, Usage]]) -> None:
+    def __init__(self, measure: Callable[[], T]) -> None:
         self._measure = measure
-        self._running: asyncio.Task[dict[int, Usage]] | None = None
-        self._next: asyncio.Task[dict[int, Usage]] | None = None
+        self._running: asyncio.Task[T] | None = None
+        self._next: asyncio.Task[T] | None = None
 
-    async def usage(self) -> dict[int, Usage]:
-        """The use of every process, by its number; measured after this call."""
+    async def measured(self) -> T:
+        """The result of a pass that begins after this call; raises what it raises."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._pass(self._running))
         # A request that is cancelled does not cancel the pass of the others.
         return await asyncio.shield(self._next)
 
-    async def _pass(self, before: asyncio.Task[dict[int, Usage]] | None) -> dict[int, Usage]:
+    async def _pass(self, before: asyncio.Task[T] | None) -> T:
         if before is not None:
             await asyncio.wait([before])
         self._running, self._next = self._next, None

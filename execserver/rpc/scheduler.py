@@ -152,11 +152,11 @@ class Scheduler:
         self._run(pending, work)
 
     def cancel_start(self, process_id: str) -> PendingRequest | None:
-        """Remove a `process/start` that still waits from the queue. The caller answers it and then calls
-        `finish`.
+        """Remove a `process/start` or `port/open` that still waits from the queue. The caller answers it and
+        then calls `finish`.
         """
         for pending in self.unfinished:
-            if pending.method.name != "process/start" or pending.started:
+            if pending.method.name not in ("process/start", "port/open") or pending.started:
                 continue
             params: Any = pending.params
             if params.process_id == process_id:

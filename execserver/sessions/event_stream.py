@@ -271,6 +271,9 @@ class EventStream:
                 return
             self._send_chunk(chunk)
         self._cursor = seq
+        pacing = process.output.pacing
+        if pacing is not None and self.follower is None:
+            pacing.event_sent(seq)
 
     def _exit_members(self) -> bytes:
         process = self.process

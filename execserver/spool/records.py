@@ -137,6 +137,8 @@ class Started(Record, tag="started", frozen=True):
     """Seconds between SIGTERM and SIGKILL at a time limit; None for SIGKILL at once."""
     limits: dict[str, int] | None = None
     """The limits in force, by their names on the wire; None without any."""
+    paced: bool = False
+    """Whether its output is held back rather than dropped."""
 
 
 class Written(Record, tag="written", frozen=True):

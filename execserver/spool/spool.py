@@ -244,15 +244,17 @@ class SpoolBudget:
             self.memory_held -= log.memory_held
 
     def enforce(self) -> None:
-        """Drop the oldest output of the largest log until the limits are met."""
+        """Drop the oldest output of the largest log until the limits are met, or no log drops any."""
         limits = self.limits
-        while self.disk_held > limits.disk:
-            largest = max(self._logs, key=lambda log: log.disk_held)
+        logs = self._logs
+        while self.disk_held > limits.disk and logs:
+            largest = max(logs, key=lambda log: log.disk_held)
             excess = self.disk_held - limits.disk + limits.disk // _ENFORCED_FRACTION
             if not largest.shrink_to(max(0, largest.disk_held - excess), largest.memory_held):
-                return
-        while self.memory_held > limits.memory:
-            largest = max(self._logs, key=lambda log: log.memory_held)
+                logs = logs - {largest}
+        logs = self._logs
+        while self.memory_held > limits.memory and logs:
+            largest = max(logs, key=lambda log: log.memory_held)
             excess = self.memory_held - limits.memory + limits.memory // _ENFORCED_FRACTION
             if not largest.shrink_to(largest.disk_held, max(0, largest.memory_held - excess)):
-                return
+                logs = logs - {largest}

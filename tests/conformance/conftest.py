@@ -11,15 +11,24 @@ too. `@pytest.mark.transports("ws")` picks others.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conformance.endpoint import EVERYWHERE, OWN_SERVER, SOCKETS, Endpoint, SharedServers, serving
+from tests.conformance.endpoint import (
+    EVERYWHERE,
+    OWN_SERVER,
+    SOCKETS,
+    Endpoint,
+    SharedServers,
+    serving,
+    socket_folder,
+)
 from tests.integration.http.origin import Answer, Origin, Serve
-from tests.support.wire import Client
+from tests.support.wire import Client, Server
 
 ONE_TRANSPORT = frozenset(
     {
@@ -127,3 +136,16 @@ def irreplaceable(here: Path) -> Iterator[Path]:
     (here / "closed").chmod(0o755)
     if os.geteuid() == 0:
         subprocess.run(["umount", target], check=True)
+
+
+@pytest.fixture
+def on_a_small_disk(environment: dict[str, str], here: Path) -> Iterator[Server]:
+    """A daemon whose spool folder has 256 KiB, in a mount namespace of its own."""
+    disk, sockets = here / "disk", socket_folder()
+    disk.mkdir()
+    mount = 'mount -t tmpfs -o size=256k,mode=700 none "$0" && exec "$@"'
+    prefix = ["unshare", "-rm", "/bin/sh", "-c", mount, str(disk)]
+    flags = ("--spool-dir", f"{disk}/state")
+    with Server(f"unix://{sockets}/socket", *flags, env=environment, cwd=here, prefix=prefix) as server:
+        yield server
+    shutil.rmtree(sockets)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conformance.endpoint import Endpoint, socket_folder
+from tests.conformance.endpoint import Endpoint
 from tests.conformance.test_survive import server_pid
 from tests.support.servers import open_files
 from tests.support.wire import Server, decode
@@ -25,19 +23,6 @@ def test_output_is_on_disk_in_files_without_a_name(endpoint: Endpoint, here: Pat
     assert any(file.name.endswith("(deleted)") for file in spooled), files
     named = [path for path in (here / "state").rglob("*") if path.is_file()]
     assert not [path for path in named if b"mmm" in path.read_bytes()]
-
-
-@pytest.fixture
-def on_a_small_disk(environment: dict[str, str], here: Path) -> Iterator[Server]:
-    """A daemon whose spool folder has 256 KiB, in a mount namespace of its own."""
-    disk, sockets = here / "disk", socket_folder()
-    disk.mkdir()
-    mount = 'mount -t tmpfs -o size=256k,mode=700 none "$0" && exec "$@"'
-    prefix = ["unshare", "-rm", "/bin/sh", "-c", mount, str(disk)]
-    flags = ("--spool-dir", f"{disk}/state")
-    with Server(f"unix://{sockets}/socket", *flags, env=environment, cwd=here, prefix=prefix) as server:
-        yield server
-    shutil.rmtree(sockets)
 
 
 @pytest.mark.statement("O48", "O41")

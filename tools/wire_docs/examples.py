@@ -272,6 +272,7 @@ EXAMPLES = (
     Example(
         "process/listForgotten", "ask for a process that never was", {"processId": "2"}, {"processes": []}
     ),
+    Example("port/list", "see that nothing of the session listens on a port", {}, {"ports": []}),
     Example("session/end", "be done", {}, {}),
 )
 

@@ -65,6 +65,9 @@ MAX_WALK_DIRECTORIES = 10_000
 MAX_WALK_ENTRIES = 50_000
 MAX_WATCHED_PATHS = 64
 
+MAX_PORT_STREAMS = 256
+"""Open streams to ports of a session: each is a process. A browser has six connections to a server."""
+
 MAX_WATCHES = 32
 """Watches of a session (`fs/watch`). Each is a program, and an inotify instance, of which a user has 128."""
 

@@ -22,6 +22,7 @@ WITHOUT_EXAMPLE = {
     "http/request",
     "process/list",
     "process/subscribe",
+    "port/open",
     "rpc.discover",
     "server/health",
 }

@@ -47,10 +47,10 @@ async def test_requests_that_come_together_share_a_pass() -> None:
         return {1: Usage(0.0, number, 1)}
 
     meter = Meter(slow)
-    first = asyncio.create_task(meter.usage())
+    first = asyncio.create_task(meter.measured())
     while not passes:
         await asyncio.sleep(0)
-    later = [asyncio.create_task(meter.usage()) for _ in range(100)]
+    later = [asyncio.create_task(meter.measured()) for _ in range(100)]
     await asyncio.sleep(0)
     later[0].cancel()
     go.set()
@@ -73,5 +73,5 @@ async def test_a_pass_that_fails_is_not_the_last() -> None:
 
     meter = Meter(measure_once)
     with pytest.raises(OSError, match="no"):
-        await meter.usage()
-    assert await meter.usage() == {}
+        await meter.measured()
+    assert await meter.measured() == {}

@@ -50,8 +50,9 @@ class FakeProcess:
         self.closed_seq: int | None = None
         self.subscribers: list[EventStream] = []
         self.paused = False
+        self.output = SimpleNamespace(pacing=None)
 
-    def output(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         read, write = os.pipe()
         os.write(write, data)
         self.log.take("stdout", read)
@@ -78,6 +79,7 @@ class FakeProcess:
 
     def resume(self) -> None:
         self.paused = False
+        self.output = SimpleNamespace(pacing=None)
 
 
 class RecordingSink:
@@ -115,8 +117,8 @@ def stream_of(
 def test_every_number_is_sent_once_in_order() -> None:
     process, sink = FakeProcess(), RecordingSink()
     stream_of(process, sink)
-    process.output(b"a")
-    process.output(b"b")
+    process.write(b"a")
+    process.write(b"b")
     process.finish(3)
     assert [event["method"] for event in sink.events] == [
         "process/output",
@@ -144,7 +146,7 @@ async def test_without_room_nothing_is_sent_and_the_child_is_paced() -> None:
     process, sink = FakeProcess(), RecordingSink()
     stream = stream_of(process, sink)
     sink.room = False
-    process.output(b"a")
+    process.write(b"a")
     assert (sink.events, process.paused, sink.behind) == ([], True, [stream])
     sink.room = True
     assert stream.pump()
@@ -155,14 +157,14 @@ async def test_a_reader_that_makes_no_progress_does_not_hold_the_child() -> None
     process, sink = FakeProcess(retained=10), RecordingSink()
     stream = stream_of(process, sink)
     sink.room = False
-    process.output(b"aaaa")
+    process.write(b"aaaa")
     await asyncio.sleep(GRACE_SECONDS + 0.1)
-    process.output(b"bbbb")
+    process.write(b"bbbb")
     assert not process.paused, "a stalled reader paces nobody until it has caught up"
     sink.room = True
     stream.pump()
     sink.room = False
-    process.output(b"c")
+    process.write(b"c")
     paused: bool = process.paused
     assert paused, "having caught up it paces again"
     stream.close()
@@ -173,7 +175,7 @@ async def test_what_was_dropped_is_stated_number_by_number_and_in_bytes() -> Non
     stream = stream_of(process, sink)
     sink.room = False
     for letter in (b"aaa", b"bbb", b"cc"):
-        process.output(letter)
+        process.write(letter)
     process.finish()
     sink.room = True
     stream.pump()
@@ -188,7 +190,7 @@ async def test_when_nothing_is_left_the_loss_is_stated_with_the_end() -> None:
     process, sink = FakeProcess(retained=0), RecordingSink()
     stream = stream_of(process, sink)
     sink.room = False
-    process.output(b"gone")
+    process.write(b"gone")
     process.finish()
     sink.room = True
     stream.pump()
@@ -200,7 +202,7 @@ async def test_a_very_large_gap_is_stated_once() -> None:
     stream = stream_of(process, sink)
     sink.room = False
     for _ in range(MAX_FILLED_GAP + 5):
-        process.output(b"x")
+        process.write(b"x")
     sink.room = True
     stream.pump()
     assert sink.numbers() == [MAX_FILLED_GAP + 5]
@@ -209,28 +211,28 @@ async def test_a_very_large_gap_is_stated_once() -> None:
 
 def test_a_stream_that_begins_at_the_head_says_nothing_of_what_was_before() -> None:
     process, sink = FakeProcess(), RecordingSink()
-    process.output(b"before")
+    process.write(b"before")
     stream_of(process, sink, process.log.next_seq - 1)
-    process.output(b"after")
+    process.write(b"after")
     assert (sink.numbers(), sink.output()) == ([2], b"after")
 
 
 async def test_after_a_resume_events_wait_for_the_first_read() -> None:
     process, sink = FakeProcess(), RecordingSink()
-    process.output(b"before")
+    process.write(b"before")
     stream = stream_of(process, sink, process.log.next_seq - 1, Hold.RESUME)
-    process.output(b"between")
+    process.write(b"between")
     assert sink.events == []
     page = process.log.read(0, None, 1 << 20)
     stream.answered(page, process.log.next_seq)
-    process.output(b"after")
+    process.write(b"after")
     assert (sink.numbers(), sink.output()) == ([3], b"after"), "what the read covered is not sent again"
 
 
 async def test_what_a_cut_page_did_not_cover_is_pushed() -> None:
     process, sink = FakeProcess(), RecordingSink()
     for piece in (b"one", b"two", b"three"):
-        process.output(piece)
+        process.write(piece)
     stream = stream_of(process, sink, process.log.next_seq - 1, Hold.RESUME)
     page = process.log.read(0, None, 3)
     stream.answered(page, page.chunks[-1].seq + 1)
@@ -240,7 +242,7 @@ async def test_what_a_cut_page_did_not_cover_is_pushed() -> None:
 async def test_without_a_read_events_are_held_only_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     process, sink = FakeProcess(), RecordingSink()
     attachment = Attachment(cast("Any", [process]), sink, lambda: None, resumed=True)
-    process.output(b"held")
+    process.write(b"held")
     assert sink.events == []
     await asyncio.sleep(HOLD_SECONDS + 0.1)
     assert sink.output() == b"held"
@@ -262,7 +264,7 @@ async def test_processes_that_are_behind_take_turns() -> None:
     sink.room = False
     for process in processes:
         for _ in range(3):
-            process.output(b"x")
+            process.write(b"x")
     sink.room = True
     attachment.drained()
     assert [event["params"]["processId"] for event in sink.events] == ["p", "q"] * 3
@@ -273,10 +275,10 @@ async def test_until_its_start_is_answered_a_process_is_followed_in_silence() ->
     process, sink = FakeProcess(), RecordingSink()
     attachment = Attachment(cast("Any", []), sink, lambda: None, resumed=False)
     release = attachment.follow(cast("ManagedProcess", process))
-    process.output(b"early")
+    process.write(b"early")
     assert (sink.events, process.paused) == ([], False)
     for _ in range(WINDOW_BYTES // 32768):
-        process.output(bytes(32768))
+        process.write(bytes(32768))
     assert process.paused, "more than a window waits: the child does too, for a while"
     release()
     assert (len(sink.output()), process.paused) == (len(b"early") + WINDOW_BYTES, False)
@@ -307,13 +309,13 @@ async def test_an_observer_never_holds_the_child_back() -> None:
     sink.room = False
     attachment = observing(process, sink)
     for _ in range(3):
-        process.output(b"aaaa")
+        process.write(b"aaaa")
     assert not process.paused
     sink.room = True
     attachment.drained()
     assert [event["params"].get("lostBytes") for event in sink.events] == [None, 4, None]
     sink.room = False
-    process.output(b"b")
+    process.write(b"b")
     assert not process.paused, "not even after it had caught up"
     attachment.close()
     assert not process.subscribers
@@ -325,22 +327,22 @@ async def test_an_observed_child_that_runs_free_takes_its_turn_like_others() -> 
     attachment = observing(free, sink)
     attachment.observe(cast("ManagedProcess", other), 0, "mine", interactive=False)()
     sink.room = False
-    free.output(b"1")
-    other.output(b"2")
+    free.write(b"1")
+    other.write(b"2")
     sink.room = True
     for _ in range(3):
-        free.output(b"3")
+        free.write(b"3")
     assert not sink.events, "there is some room, but the turn of nobody"
     attachment.drained()
     assert [event["params"]["processId"] for event in sink.events] == ["p", "other", "p", "p", "p"]
-    free.output(b"4")
+    free.write(b"4")
     assert sink.output() == b"123334"
 
 
 async def test_a_cursor_behind_a_gap_knows_what_it_lacks() -> None:
     process, sink = ForeignProcess(retained=4), RecordingSink()
     for letter in (b"aaa", b"bbb", b"cc", b"dd"):
-        process.output(letter)
+        process.write(letter)
     observing(process, sink, 1)
     assert sink.numbers() == [2, 3, 4]
     assert [event["params"].get("lostBytes") for event in sink.events] == [None, 3, None]
@@ -357,7 +359,7 @@ async def test_ten_thousand_subscriptions_leave_nothing() -> None:
             cast("ManagedProcess", process), 0, "mine", interactive=round_number % 2 > 0
         )
         if round_number % 100 == 0:
-            process.output(b"x")
+            process.write(b"x")
         if round_number % 5:
             release()
         if round_number % 7:
@@ -371,14 +373,14 @@ async def test_ten_thousand_subscriptions_leave_nothing() -> None:
     streams = [each for each in gc.get_objects() if isinstance(each, EventStream)]
     assert not [each for each in streams if cast("Any", each.process) is process]
     sent = len(sink.events)
-    process.output(b"y")
+    process.write(b"y")
     assert len(sink.events) == sent
     attachment.close()
 
 
 async def test_a_subscription_in_a_batch_that_is_withdrawn_sends_nothing() -> None:
     process, sink = ForeignProcess(), RecordingSink()
-    process.output(b"x")
+    process.write(b"x")
     attachment = Attachment(cast("Any", []), sink, lambda: None, resumed=False)
     release = attachment.observe(cast("ManagedProcess", process), 0, "mine", interactive=False)
     attachment.unobserve("theirs", "p")
