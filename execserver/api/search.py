@@ -81,7 +81,7 @@ class SearchHandlers:
     ) -> Encoded:
         if self._launcher is None:
             await asyncio.to_thread(LOADER.load, _load)
-        from execserver.search.searches import PageLimits
+        from execserver.search.pages import PageLimits
 
         searches = self._searches(caller)
         known = searches.find(params.cursor, params.search_id, request)

@@ -11,7 +11,7 @@ from execserver.sandbox.glob_patterns import matches
 from execserver.sandbox.policy import Policy
 from execserver.search.arguments import glob_arguments, search_arguments, wanted_files
 from execserver.search.output import GlobOutput, SearchOutput
-from execserver.search.searches import GlobPages, SearchPages
+from execserver.search.pages import GlobPages, SearchPages
 
 if TYPE_CHECKING:
     import re

@@ -22,7 +22,7 @@ from time import perf_counter
 import msgspec
 
 from execprotocol.errors import InternalError, InvalidRequest, RpcError
-from execserver.search.output import Binary, Found, GlobOutput, SearchOutput
+from execserver.search.pages import GlobPages, PageLimits, SearchPages
 from execserver.search.program import SearchProgram
 
 MAX_OPEN = 4
@@ -37,116 +37,6 @@ _MAX_DIGITS = 18
 
 END_SECONDS = 5.0
 """From the end of the output to the end of the program."""
-
-
-class PageLimits(msgspec.Struct, frozen=True):
-    """The limits of a page."""
-
-    found: int
-    size: int
-    """In bytes."""
-    seconds: float
-
-
-class SearchPages:
-    """Builds the pages of `fs/search`."""
-
-    full = "matches"
-
-    def __init__(self, output: SearchOutput) -> None:
-        self.found = self.size = 0
-        self._output = output
-        self._files: list[bytes] = []
-        self._path = b""
-        self._matches: list[bytes] = []
-        self._binary = False
-
-    def items(self, data: bytes) -> Iterator[Found | Binary]:
-        """What is found in more output."""
-        return self._output.add(data)
-
-    def take(self, item: Found | Binary, limits: PageLimits) -> str | None:
-        """Add an item to the page; the limit that it is beyond, if it is."""
-        new = item.path != self._path
-        size = (len(item.path) + 30) * new + (len(item.body) + 1 if isinstance(item, Found) else 16)
-        if isinstance(item, Found) and self.found >= limits.found:
-            return self.full
-        if self.found and self.size + size > limits.size:
-            return "bytes"
-        if new:
-            self._end_file()
-            self._path = item.path
-        self.size += size
-        if isinstance(item, Binary):
-            self._binary = True
-        else:
-            self.found += 1
-            if item.body:
-                self._matches.append(item.body)
-        return None
-
-    def finish(self, truncated: str | None, cursor: str | None, unread: list[str]) -> bytes:
-        """The page as JSON; the next one begins."""
-        self._end_file()
-        searched = self._output.searched if truncated is None else None
-        files, self._files = self._files, []
-        self.found = self.size = 0
-        return b'{"files":[%b],%b,"searchedFiles":%b}' % (
-            b",".join(files),
-            _page_members(truncated, cursor, unread),
-            msgspec.json.encode(searched),
-        )
-
-    @property
-    def complete(self) -> bool:
-        """Whether the program has come to its end by itself."""
-        return self._output.searched is not None
-
-    def _end_file(self) -> None:
-        if self._path:
-            binary = b',"binary":true' if self._binary else b""
-            matches = b",".join(self._matches)
-            self._files.append(b'{"path":%b,"matches":[%b]%b}' % (self._path, matches, binary))
-        self._path, self._matches, self._binary = b"", [], False
-
-
-class GlobPages:
-    """Builds the pages of `fs/glob`."""
-
-    full = "files"
-    complete = False
-
-    def __init__(self, output: GlobOutput) -> None:
-        self.found = self.size = 0
-        self._output = output
-        self._paths: list[bytes] = []
-
-    def items(self, data: bytes) -> Iterator[bytes]:
-        """What is found in more output."""
-        return iter(self._output.add(data))
-
-    def take(self, item: bytes, limits: PageLimits) -> str | None:
-        """Add a path to the page; the limit that it is beyond, if it is."""
-        if self.found >= limits.found:
-            return self.full
-        size = self.size + len(item) + 1
-        if size > limits.size and self.found:
-            return "bytes"
-        self.found += 1
-        self.size = size
-        self._paths.append(item)
-        return None
-
-    def finish(self, truncated: str | None, cursor: str | None, unread: list[str]) -> bytes:
-        """The page as JSON; the next one begins."""
-        paths, self._paths = self._paths, []
-        self.found = self.size = 0
-        return b'{"paths":[%b],%b}' % (b",".join(paths), _page_members(truncated, cursor, unread))
-
-
-def _page_members(truncated: str | None, cursor: str | None, unread: list[str]) -> bytes:
-    members = {"truncated": truncated, "cursor": cursor, "unread": unread}
-    return msgspec.json.encode(members)[1:-1]
 
 
 class Search:
