@@ -76,13 +76,14 @@ class View:
             for found in page[member]:
                 yield path_of(found["path"] if method == "search" else found)
 
-    def watch(self, root: Path) -> Watch | None:
-        """Watch everything below a root; `None` if it cannot be read."""
+    def watch(self, root: Path) -> Watch:
+        """Watch everything below a root.
+
+        Raises:
+            ReplyError: it cannot be watched.
+        """
         name = f"view-{next(_WATCHES)}"
-        try:
-            self.call("watch", root, watchId=name, ignoreRules=False)
-        except ReplyError:
-            return None
+        self.call("watch", root, watchId=name, ignoreRules=False)
         return Watch(self.client, name)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.sandbox.file_views import View
 from tests.sandbox.host import Host
-from tests.support.wire import Json
+from tests.support.wire import Json, ReplyError
 from tests.vectors.cases import Vectors, filled, load
 from tests.vectors.policies import placeholders, prepare, sandbox
 
@@ -31,10 +31,11 @@ def test_search_shows_what_the_case_reads_and_nothing_else(host: Host, case: Jso
     assert bool(view.searched(path)) is is_read
     if path.is_dir():
         assert bool(view.globbed(path)) is is_read
-    watch = view.watch(path)
-    assert (watch is not None) is is_read
-    if watch is not None:
-        watch.end()
+    if is_read:
+        view.watch(path).end()
+    else:
+        with pytest.raises(ReplyError):
+            view.watch(path)
 
 
 def test_cases_read_under_policies_that_allow_it_and_under_others() -> None:
