@@ -6,8 +6,9 @@ Rules kept in this file:
    next page continues with its output. Nothing is read that no request waits for.
 2. The newest page can be repeated until the next one is requested. A request that is cancelled leaves what
    it has read: the same request continues the page.
-3. A session has at most `MAX_OPEN` searches: a further one ends the one that was used longest ago. A search
-   without a request ends after `IDLE_SECONDS`, and with its session.
+3. A session has at most `MAX_OPEN` searches: a further one ends a complete one, else one that no request
+   waits for, else any; of several the one that was used longest ago. A search without a request ends after
+   `IDLE_SECONDS`, and with its session.
 4. The loop is never held for more than `SLICE_SECONDS`.
 """
 
@@ -222,7 +223,7 @@ class Searches:
         self._closed = False
 
     def add(self, search: Search) -> None:
-        """Open a search; the one that was used longest ago may end.
+        """Open a search; another one may end.
 
         Raises:
             InvalidRequest: the session has ended, and the search with it.
@@ -231,7 +232,8 @@ class Searches:
             search.end(_ended("the session has ended"))
             raise _ended("the session has ended")
         while len(self._open) >= MAX_OPEN:
-            self._end(self._open[0], _ended("the session has begun newer ones"))
+            other = min(self._open, key=lambda each: (each.requests > 0, not each.over))
+            self._end(other, _ended("the session has begun newer ones"))
         self._open.append(search)
 
     def find(

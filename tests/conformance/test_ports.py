@@ -253,6 +253,16 @@ print("both", flush=True)
     stream.wait_output(b"four")
 
 
+@pytest.mark.statement("Z10")
+@pytest.mark.parametrize("address", ["0.0.0.0", "127.9.9.9", "::1", "::", "::ffff:127.0.0.1"])
+def test_a_listener_on_any_address_is_reached(client: Client, address: str) -> None:
+    _, port = listen(client, address=address)
+    assert client.call("port/open", {"processId": "s", "port": port})["address"] == address
+    stream = client.process("s")
+    stream.write("any", "1")
+    stream.wait_output(b"any")
+
+
 @pytest.mark.statement("Z11")
 def test_a_server_for_one_connection_is_reached(client: Client) -> None:
     process, port = listen(

@@ -414,9 +414,12 @@ class CallFailed(ExecServerError):
         wire_code: the code in the response.
         message: the text in the response.
         reason: more about the cause, if it is known: of a failed start, the missing or blocking object.
+        wire_name: the finer name of `wire_code`, such as `sandbox_required` (`docs/protocol.md`, J7); None if
+            the server does not send it.
     """
 
     code = "call_failed"
+    wire_name: str | None = None
 
     def __init_subclass__(cls, errnos: Iterable[int] = (), **others: Any) -> None:
         super().__init_subclass__(**others)
@@ -546,6 +549,7 @@ def call_failed(
         kind = _BY_ERRNO.get((kind, number), kind)
     reason, path = (None if data is None else data.get(name) for name in ("reason", "path"))
     error = kind(method, wire_code, message, reason if isinstance(reason, str) else None)
+    error.wire_name = name if isinstance(name, str) else None
     return error.about(path=path if isinstance(path, str) else None)
 
 

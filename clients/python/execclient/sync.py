@@ -16,6 +16,7 @@ Each method is documented at the method of the same name in `execclient`. In add
   all its descendants before `KeyboardInterrupt` is raised. A second Ctrl-C does not wait.
 - A call after `close` raises `ExecutorClosed`. A call under way ends with its command, which `close` kills,
   or raises that too.
+- `search` and `find` are those of `execclient.search`.
 - In the child of a `fork` the executor is closed: every call raises `ExecutorClosed`, and `close` does not
   affect the parent's connection. Connect anew in the child.
 """
@@ -43,9 +44,11 @@ from execclient.output_text import MAX_LINE, LineOptions, begun
 from execclient.process_control import deprecated_scope, described, late
 from execclient.process_input import Communication
 from execclient.results import Chunk, Line, TextChunk
+from execclient.search import find as core_find
+from execclient.search import search as core_search
 from execprotocol.daemon_thread import run_in_daemon_thread
 
-__all__ = ["Executor", "FileSystem", "LineStream", "Process", "TextStream", "connect"]
+__all__ = ["Executor", "FileSystem", "LineStream", "Process", "TextStream", "connect", "find", "search"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -636,3 +639,7 @@ class FileSystem:
     upload = _transferring(core.FileSystem.upload)
     download_tree = _transferring(core.FileSystem.download_tree)
     upload_tree = _transferring(core.FileSystem.upload_tree)
+
+
+search = _blocking(core_search)
+find = _blocking(core_find)

@@ -50,6 +50,8 @@ COMMANDS = {
     "logs": process_commands.LOGS,
     "kill": process_commands.KILL,
     "cp": file_commands.CP,
+    "search": file_commands.SEARCH,
+    "glob": file_commands.GLOB,
     "patch": file_commands.PATCH,
     "policy": file_commands.POLICY,
     "mcp": mcp.MCP,
@@ -57,7 +59,15 @@ COMMANDS = {
 }
 """The commands by name, in the order of the help."""
 
-_HABITS = {"exec": "run", "list": "ps", "ls": "ps", "stop": "kill", "rm": "kill"}
+_HABITS = {
+    "exec": "run",
+    "list": "ps",
+    "ls": "ps",
+    "grep": "search",
+    "find": "glob",
+    "stop": "kill",
+    "rm": "kill",
+}
 """Commands of docker and others that have another name here."""
 
 

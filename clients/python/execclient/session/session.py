@@ -49,11 +49,14 @@ IDEMPOTENT = frozenset(
         "session/end",  # after the first the session cannot be resumed
         "fs/canonicalize",
         "fs/digest",
+        "fs/endSearch",
         "fs/getFiles",
         "fs/getMetadata",
+        "fs/glob",  # a page can be requested again
         "fs/putFiles",  # each file gets the same content as a whole
         "fs/readDirectory",
         "fs/readFile",
+        "fs/search",  # as `fs/glob`
         "fs/setMetadata",
         "fs/walk",
     }
