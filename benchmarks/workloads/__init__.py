@@ -3,7 +3,6 @@
 from benchmarks.workloads import (
     agent_day,
     files,
-    forwarding,
     library,
     lifecycle,
     output,
@@ -26,5 +25,4 @@ WORKLOADS: tuple[Workload, ...] = (
     *lifecycle.WORKLOADS,
     *library.WORKLOADS,
     *searches.WORKLOADS,
-    *forwarding.WORKLOADS,
 )

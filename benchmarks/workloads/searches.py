@@ -1,4 +1,4 @@
-"""Searches of a tree beside ripgrep in the same tree, and changes that are reported."""
+"""Searches of a tree beside ripgrep in the same tree."""
 
 import json
 import os
@@ -14,16 +14,13 @@ from typing import Any
 
 from benchmarks.server import ServerUnderTest
 from benchmarks.wire import Connection
-from benchmarks.workloads.model import Measured, Row, Sizes, Workload, fresh_id, percentile, workspace_write
+from benchmarks.workloads.model import Measured, Row, Sizes, Workload, fresh_id, workspace_write
 
 WORD = "needle_in_a_haystack"
 EACH = 100
 """Files in a folder."""
 EVERY = 50
 """One file in so many has the word, and one in so many is no source file."""
-SETTLE_SECONDS = 0.1
-"""Between two changes: longer than they are collected for one event."""
-EVENT_SECONDS = 5.0
 
 
 class Tree:
@@ -107,11 +104,11 @@ def _searches(server: ServerUnderTest, connection: Connection, sizes: Sizes) -> 
 
     def search(**params: object) -> int:
         given = {"path": root, "pattern": WORD, "maxMatches": 100_000, "maxBytes": 16 << 20, **params}
-        return sum(len(file["matches"]) for file in _whole(connection, "fs/search", given)["files"])
+        return sum(len(file["matches"]) for file in whole(connection, "fs/search", given)["files"])
 
     def glob(pattern: str) -> int:
         given = {"path": root, "globs": [pattern], "maxFiles": 100_000, "maxBytes": 16 << 20}
-        return len(_whole(connection, "fs/glob", given)["paths"])
+        return len(whole(connection, "fs/glob", given)["paths"])
 
     sandbox = workspace_write(place.root)
     return {
@@ -119,36 +116,10 @@ def _searches(server: ServerUnderTest, connection: Connection, sizes: Sizes) -> 
         "search_confined": _timed(lambda: search(sandbox=sandbox), place.matches),
         "glob": _timed(lambda: glob("*.txt"), place.texts),
         "glob_all": _timed(lambda: glob("*"), place.count),
-        **_watch(connection, place, sizes),
     }
 
 
-def _watch(connection: Connection, place: Tree, sizes: Sizes) -> Measured:
-    """A watch of the whole tree: how long until it is active, and until a change is reported."""
-    name = fresh_id()
-    began = time.perf_counter()
-    _whole(connection, "fs/watch", {"path": place.root.as_uri(), "watchId": name, "recursive": True})
-    started = time.perf_counter() - began
-    changed = place.root / "src" / "package0" / "part0" / "changed"
-    marker = changed.as_uri().encode()
-    times = []
-    for number in range(sizes.watched_changes):
-        time.sleep(SETTLE_SECONDS)
-        while connection.ready(0):
-            connection.receive()
-        began = time.perf_counter()
-        changed.write_text(str(number))
-        while connection.ready(EVENT_SECONDS):
-            if marker in connection.receive():
-                break
-        else:
-            raise AssertionError(f"no event within {EVENT_SECONDS:g} s of a change")
-        times.append(time.perf_counter() - began)
-    _whole(connection, "fs/unwatch", {"watchId": name})
-    return {"watch": started * 1e3, "first_event": percentile(times, 0.5) * 1e3}
-
-
-def _whole(connection: Connection, method: str, params: dict[str, object]) -> dict[str, Any]:
+def whole(connection: Connection, method: str, params: dict[str, object]) -> dict[str, Any]:
     """The result of one request, which is all there is. Events that come before it are left out."""
     request = {"id": fresh_id(), "method": method, "params": params}
     connection.send(connection.frame(json.dumps(request).encode()))
@@ -169,8 +140,6 @@ WORKLOADS = (
             Row("search_confined", "… in a sandbox", "ms"),
             Row("glob", "fs/glob of 2,000 of 100,000 files", "ms"),
             Row("glob_all", "fs/glob of all 100,000 files", "ms"),
-            Row("watch", "fs/watch of 1,100 folders, until it is active", "ms"),
-            Row("first_event", "first event after a change, p50", "ms"),
         ),
         frozenset({"unix"}),
         generator=_ripgrep,

@@ -1,4 +1,4 @@
-"""Searches and watches of a hostile tree: links, races, options in patterns, odd names and special files."""
+"""Searches of a hostile tree: links, races, options in patterns, odd names and special files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tests.support.wire import Json, ReplyError, at_most
 SECRET = "word that must not be seen"
 
 
-def _permissions(tree: Tree) -> Json:
+def permissions(tree: Tree) -> Json:
+    """A policy that denies `out` and each `.env`."""
     return restricted(READ_ROOT, WRITE_WORKSPACE, at(tree.out, "deny"), glob("**/.env"))
 
 
@@ -34,7 +35,7 @@ def tree(host: Host) -> Tree:
 @pytest.fixture
 def view(host: Host, tree: Tree) -> View:
     """A view that must not show the secret."""
-    return View(host, tree.context(_permissions(tree)))
+    return View(host, tree.context(permissions(tree)))
 
 
 @pytest.fixture
@@ -66,35 +67,6 @@ def test_link_leads_no_search_to_a_denied_file(view: View, plain: View, tree: Tr
     roots = [tree.base / path for path in links]
     assert view.searched(*roots, pattern="must not be seen") == set()
     assert plain.searched(*roots, pattern="must not be seen") != set()
-
-
-def test_link_leads_no_watch_to_a_denied_folder(view: View, plain: View, tree: Tree) -> None:
-    tree.add({"ws/sub/x": "x"}, {"ws/link": str(tree.out), "ws/sub/link": "../../out"})
-    for denied in (tree.ws / "link", tree.ws / ".." / "out"):
-        with pytest.raises(ReplyError):
-            view.watch(denied)
-    followed = plain.watch(tree.ws / "link")
-    watch = view.watch(tree.ws)
-
-    tree.add({"out/new": "x", "ws/end": "x"})
-    followed.until(tree.ws / "link" / "new")
-    watch.until(tree.ws / "end")
-    watch.end()
-    followed.end()
-    assert not {path for path in watch.paths() if path.name == "new"}
-
-
-def test_renames_from_and_to_denied_names_show_only_the_other_name(view: View, tree: Tree) -> None:
-    tree.add({"ws/seen": "x"})
-    watch = view.watch(tree.ws)
-    (tree.ws / ".env").rename(tree.ws / "appeared")
-    (tree.ws / "seen").rename(tree.ws / "sub" / ".env")
-    tree.add({"ws/end": "x"})
-    watch.until(tree.ws / "end")
-    watch.end()
-    kinds = {path_of(change["path"]).name: change["kind"] for change in watch.changes}
-    assert (kinds["appeared"], kinds["seen"]) == ("created", "removed")
-    assert ".env" not in {path.name for path in watch.paths()}
 
 
 def test_paths_and_globs_with_two_dots_do_not_leave_the_folder(view: View, plain: View, tree: Tree) -> None:
@@ -260,16 +232,6 @@ def test_odd_names_come_back_as_they_are(view: View, plain: View, tree: Tree) ->
             assert reader.searched(path, pattern="odd word") == {path}
 
 
-def test_watch_reports_odd_names_as_they_are(view: View, tree: Tree) -> None:
-    watch = view.watch(tree.ws)
-    paths = [Path(os.fsdecode(os.path.join(os.fsencode(tree.ws), name))) for name in ODD_NAMES]
-    for path in paths:
-        path.write_bytes(b"odd word\n")
-    for path in paths:
-        watch.until(path)
-    watch.end()
-
-
 # ------------------------------------------------------------------ files that are none
 
 
@@ -300,12 +262,3 @@ def test_fifos_sockets_and_devices_are_neither_opened_nor_waited_for(
             assert not reader.globbed(tree.ws) & set(special_files)
             for path in special_files:
                 assert reader.searched(path, pattern="word") == set()
-
-
-def test_watch_is_not_held_up_by_a_fifo(view: View, tree: Tree, special_files: list[Path]) -> None:
-    with at_most(10):
-        watch = view.watch(tree.ws)
-        os.mkfifo(tree.ws / ".gitignore")
-        tree.add({"ws/later.txt": "x"})
-        watch.until(tree.ws / "later.txt")
-        watch.end()

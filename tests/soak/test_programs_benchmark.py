@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks import compare
-from benchmarks.workloads import Workload, forwarding, searches
+from benchmarks.workloads import Workload, searches
 
 
 @pytest.mark.parametrize(
-    "workload", [searches.WORKLOADS[0], forwarding.WORKLOADS[0]], ids=lambda each: each.name
+    "workload",
+    [searches.WORKLOADS[0]],
+    ids=lambda each: each.name,
 )
 def test_every_row_is_measured_beside_its_program(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], workload: Workload
