@@ -3,6 +3,7 @@
 from benchmarks.workloads import (
     agent_day,
     files,
+    forwarding,
     library,
     lifecycle,
     output,
@@ -10,6 +11,7 @@ from benchmarks.workloads import (
     requests,
     sandboxes,
     searches,
+    watches,
 )
 from benchmarks.workloads.model import FULL, QUICK, Row, Sizes, Workload
 
@@ -25,4 +27,6 @@ WORKLOADS: tuple[Workload, ...] = (
     *lifecycle.WORKLOADS,
     *library.WORKLOADS,
     *searches.WORKLOADS,
+    *watches.WORKLOADS,
+    *forwarding.WORKLOADS,
 )

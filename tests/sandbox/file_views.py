@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from tests.vectors.policies import PERMISSIONS, prepare, sandbox
 
 POLICIES = sorted(PERMISSIONS)
 """The policies that the vectors name."""
+
+_WATCHES = itertools.count(1)
 
 
 def path_of(uri: str) -> Path:
@@ -82,6 +85,16 @@ class View:
             for found in page[member]:
                 yield path_of(found["path"] if method == "search" else found)
 
+    def watch(self, root: Path) -> Watch:
+        """Watch everything below a root.
+
+        Raises:
+            ReplyError: it cannot be watched.
+        """
+        name = f"view-{next(_WATCHES)}"
+        self.call("watch", root, watchId=name, ignoreRules=False)
+        return Watch(self.client, name)
+
 
 class Place:
     """A tree, its folders, and views of it in the sandbox of a policy and without one."""
@@ -97,3 +110,35 @@ class Place:
     def readable(self) -> set[Path]:
         """The files that `fs/readFile` reads in the sandbox."""
         return {path for path in files_below(self.tree.base) if self.confined.reads(path)}
+
+
+class Watch:
+    """A watch that is active."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client, self._name = client, name
+        self.changes: list[Json] = []
+        """All changes so far."""
+
+    def more(self, wait_ms: int) -> list[Json]:
+        """The changes since the last call; waits for the first of them."""
+        params = {"watchId": self._name, "afterSeq": len(self.changes), "waitMs": wait_ms}
+        page = self._client.call("fs/watchRead", params)
+        assert page["nextSeq"] == page["firstSeq"] + len(page["changes"])
+        assert page["firstSeq"] == len(self.changes) + 1
+        self.changes += page["changes"]
+        return list(page["changes"])
+
+    def until(self, path: Path) -> None:
+        """Read changes until one is of this path."""
+        while not any(path_of(change["path"]) == path for change in self.changes):
+            assert self.more(10_000), f"no change of {path}: {self.changes}"
+
+    def paths(self) -> set[Path]:
+        """All paths that the changes name."""
+        members = (change[name] for change in self.changes for name in ("path", "from") if name in change)
+        return {path_of(uri) for uri in members}
+
+    def end(self) -> None:
+        """End it."""
+        self._client.call("fs/unwatch", {"watchId": self._name})

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import compare
-from benchmarks.workloads import Workload, searches
+from benchmarks.workloads import Workload, forwarding, searches, watches
 
 
 @pytest.mark.parametrize(
     "workload",
-    [searches.WORKLOADS[0]],
+    [searches.WORKLOADS[0], watches.WORKLOADS[0], forwarding.WORKLOADS[0]],
     ids=lambda each: each.name,
 )
 def test_every_row_is_measured_beside_its_program(
