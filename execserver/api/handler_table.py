@@ -82,7 +82,7 @@ class HandlerTable:
             **process.ProcessHandlers(executor, host, sandboxes, sessions).table(),
             **observing.ObservingHandlers(executor, sessions).table(),
             **ports.PortHandlers(executor, sessions).table(),
-            **self._file_handlers(host, launcher, sandboxes, executor.tree_killer.tag),
+            **self._file_handlers(host, sandboxes, launcher, executor.tree_killer.tag),
             **http.HttpHandlers(host).table(),
             **health.handlers(gauges, host),
         }
@@ -106,11 +106,7 @@ class HandlerTable:
             await asyncio.wait(ended, timeout=PROGRAMS_END_SECONDS)
 
     def _file_handlers(
-        self,
-        host: Host,
-        launcher: WorkerLauncher,
-        sandboxes: Sandboxes,
-        tag: Callable[[int], int | None],
+        self, host: Host, sandboxes: Sandboxes, launcher: WorkerLauncher, tag: Callable[[int], int | None]
     ) -> Handlers:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._mounts.fileno(), self._mounts.refresh)
@@ -121,11 +117,8 @@ class HandlerTable:
         confined = filesystem.FileConfinement(self._workers, tmpdir, small)
         handlers: Handlers = filesystem.handlers(self._mounts, small, confined, self._make_edits)
         path = self._environment.get("PATH", DEFAULT_PATH)
-        handlers = {
-            **handlers,
-            **search.SearchHandlers(sandboxes, confined, tag, path).table(),
-            **watch.WatchHandlers(launcher, self._mounts, tmpdir).table(),
-        }
+        handlers = {**handlers, **search.SearchHandlers(sandboxes, confined, tag, path).table()}
+        handlers = {**handlers, **watch.WatchHandlers(launcher, self._mounts, tmpdir).table()}
         if self._require_sandbox:
             handlers = confinement.require_file_limits(handlers, tmpdir)
         return {**handlers, **discovery.DiscoveryHandlers(host, confined).table()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import string
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -38,8 +39,8 @@ _STRING = re.compile(rb'(?:[^"\\]|\\.)*', re.DOTALL)
 _MATCHED_AT_ONCE = 64
 """Names that are matched before other work on the loop gets its turn."""
 
-_PLAIN_NAMES = re.compile(rb"[A-Za-z0-9_.\-+@,=~/\0]*")
-"""Names whose URIs have no escapes, as in `path_uri`."""
+_PLAIN = (string.ascii_letters + string.digits + "_.-+@,=~/\0").encode()
+"""The characters of names whose URIs have no escapes, as in `path_uri`."""
 
 
 class _Text(msgspec.Struct):
@@ -129,44 +130,41 @@ class SearchOutput:
                     message, self._long = self._long.message(), None
                     yield from self._message(message)
 
-    def _message(self, message: _Message) -> Iterator[Found | Binary]:
+    def _message(self, message: _Message) -> Iterable[Found | Binary]:
         data = message.data
         if message.type == "begin":
             assert data.path is not None
             path = os.fsdecode(_raw(data.path))
-            self._path = msgspec.json.encode(path_to_uri(path)) if self._wanted(path) else None
+            self._path = b'"%b"' % path_to_uri(path).encode() if self._wanted(path) else None
         elif message.type == "summary":
             self.searched = 0 if data.stats is None else data.stats.searches
-        elif self._path is not None:
-            if message.type == "match":
-                yield from self._matched(self._path, data)
-            elif message.type == "context":
-                self._add_context(data)
-            elif message.type == "end":
-                yield from self._completed(self._path)
-                self._before = []
-                if data.binary_offset is not None:
-                    yield Binary(self._path)
+        elif self._path is None:
+            pass
+        elif message.type == "match":
+            return (Found(self._path, b""),) if self._files else self._matched(self._path, data)
+        elif message.type == "context":
+            self._add_context(data)
+        elif message.type == "end":
+            found = self._completed(self._path)
+            self._before = []
+            return found if data.binary_offset is None else (*found, Binary(self._path))
+        return ()
 
-    def _matched(self, path: bytes, data: _Data) -> Iterator[Found]:
-        if self._files:
-            yield Found(path, b"")
-            return
-        yield from self._completed(path)
-        number = data.line_number or 0
+    def _matched(self, path: bytes, data: _Data) -> Iterable[Found]:
+        found = self._completed(path)
         match = _line(data)
         ranges = data.submatches
         match["ranges"] = [(each.start, each.end) for each in ranges[:MAX_RANGES]]
         if len(ranges) > MAX_RANGES:
             match["cut"] = True
         if not self._context_lines:
-            yield Found(path, msgspec.json.encode(match))
-            return
+            return (Found(path, msgspec.json.encode(match)),)
         if self._before:
             match["before"], self._before = self._before, []
         self._match = match
         text = data.lines.text if data.lines is not None else None
-        self._match_end = number + (text.rstrip("\n").count("\n") if text else 0)
+        self._match_end = match["line"] + (text.rstrip("\n").count("\n") if text else 0)
+        return found
 
     def _add_context(self, data: _Data) -> None:
         number = data.line_number or 0
@@ -175,10 +173,9 @@ class SearchOutput:
         else:
             self._before.append(_line(data))
 
-    def _completed(self, path: bytes) -> Iterator[Found]:
-        if self._match is not None:
-            yield Found(path, msgspec.json.encode(self._match))
-            self._match = None
+    def _completed(self, path: bytes) -> tuple[Found, ...]:
+        match, self._match = self._match, None
+        return () if match is None else (Found(path, msgspec.json.encode(match)),)
 
 
 class _LongMessage:
@@ -223,9 +220,9 @@ class _LongMessage:
             place = self._head.find(_BYTES) + len(_BYTES)
             encoded = self._head[place : place + 4 * (MAX_LINE_BYTES // 3 + 1)].partition(b'"')[0]
             return _Text(bytes=encoded.decode())
-        string = _STRING.match(self._head, place + len(_TEXT))
-        assert string is not None
-        text = string[0]
+        found = _STRING.match(self._head, place + len(_TEXT))
+        assert found is not None
+        text = found[0]
         for cut in range(8):  # the head may end within a character
             try:
                 return _Text(text=msgspec.json.decode(b'"%b"' % text[: len(text) - cut], type=str))
@@ -257,6 +254,13 @@ def _line(data: _Data) -> dict[str, Any]:
     return found
 
 
+class Names(msgspec.Struct):
+    """URIs of files, as JSON with commas between them. None of them has a quotation mark or a backslash."""
+
+    body: bytes
+    count: int
+
+
 class GlobOutput:
     """Parses the names that `rg --files` prints.
 
@@ -274,23 +278,28 @@ class GlobOutput:
         self._dots = self._prefix.count(b"/.")
         self._rest = b""
 
-    def add(self, data: bytes) -> Iterator[bytes]:
-        """The URIs, as JSON, of the wanted names that end in these bytes. Take all of them before the next
-        call.
-        """
+    def add(self, data: bytes) -> Iterator[Names]:
+        """The wanted names that end in these bytes. Take all of them before the next call."""
         names, _, self._rest = (self._rest + data).rpartition(b"\0")
-        found = names.split(b"\0") if names else []
-        plain = _PLAIN_NAMES.fullmatch(names) is not None
-        if self._only_hidden_differ and names.count(b"/.") == self._dots * len(found):
-            yield from self._uris(found, plain)
+        if not names:
             return
+        count = names.count(b"\0") + 1
+        plain = not names.translate(None, _PLAIN)
+        all_wanted = self._only_hidden_differ and names.count(b"/.") == self._dots * count
+        if plain and all_wanted:
+            yield Names(b'"file://%b"' % names.replace(b"\0", b'","file://'), count)
+            return
+        found = names.split(b"\0")
         match, begin = self._wanted.fullmatch, self._begin
-        for first in range(0, len(found), _MATCHED_AT_ONCE):
-            part = os.fsdecode(b"\0".join(found[first : first + _MATCHED_AT_ONCE])).split("\0")
-            wanted = [os.fsencode(name) for name in part if match(name, begin)]
-            yield from self._uris(wanted, plain)
-
-    def _uris(self, names: list[bytes], plain: bool) -> Iterable[bytes]:
-        if plain:
-            return [b'"file://%b"' % name for name in names]
-        return (msgspec.json.encode(path_to_uri(os.fsdecode(name))) for name in names)
+        for first in range(0, count, _MATCHED_AT_ONCE):
+            part = found[first : first + _MATCHED_AT_ONCE]
+            if not all_wanted:
+                texts = os.fsdecode(b"\0".join(part)).split("\0")
+                part = [name for name, text in zip(part, texts, strict=True) if match(text, begin)]
+            if not part:
+                continue
+            if plain:
+                yield Names(b'"file://%b"' % b'","file://'.join(part), len(part))
+            else:
+                uris = [path_to_uri(os.fsdecode(name)).encode() for name in part]
+                yield Names(b'"%b"' % b'","'.join(uris), len(part))

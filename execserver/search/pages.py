@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from execserver.search.output import Binary, Found, GlobOutput, SearchOutput
+from execserver.search.output import Binary, Found, GlobOutput, Names, SearchOutput
 
 
 class PageLimits(msgspec.Struct, frozen=True):
@@ -91,20 +91,28 @@ class GlobPages:
         self._output = output
         self._paths: list[bytes] = []
 
-    def items(self, data: bytes) -> Iterator[bytes]:
+    def items(self, data: bytes) -> Iterator[Names]:
         """What is found in more output."""
-        return iter(self._output.add(data))
+        return self._output.add(data)
 
-    def take(self, item: bytes, limits: PageLimits) -> str | None:
-        """Add a path to the page; the limit that it is beyond, if it is."""
-        if self.found >= limits.found:
-            return self.full
-        size = self.size + len(item) + 1
-        if size > limits.size and self.found:
-            return "bytes"
-        self.found += 1
-        self.size = size
-        self._paths.append(item)
+    def take(self, item: Names, limits: PageLimits) -> str | None:
+        """Add files to the page; the limit that the remaining ones are beyond, if there are any."""
+        size = len(item.body) + 1
+        if self.found + item.count <= limits.found and self.size + size <= limits.size:
+            self._paths.append(item.body)
+            self.found += item.count
+            self.size += size
+            return None
+        uris = item.body[1:-1].split(b'","')
+        for taken, uri in enumerate(uris):
+            full = self.found >= limits.found
+            size = self.size + len(uri) + 3
+            if full or (size > limits.size and self.found):
+                item.body, item.count = b'"%b"' % b'","'.join(uris[taken:]), len(uris) - taken
+                return self.full if full else "bytes"
+            self.found += 1
+            self.size = size
+            self._paths.append(b'"%b"' % uri)
         return None
 
     def finish(self, truncated: str | None, cursor: str | None, unread: list[str]) -> bytes:

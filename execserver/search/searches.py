@@ -33,6 +33,9 @@ SLICE_SECONDS = 0.002
 LOOK_AHEAD_SECONDS = 0.1
 """How long a full page waits for the end of the program, to find out that the search is complete."""
 
+_GATHERED_PART, _MOST_GATHERED_SECONDS = 0.03, 0.02
+"""How long output is gathered before it is read: a part of the time since the page was begun."""
+
 _MAX_DIGITS = 18
 """Of the number of a page."""
 
@@ -79,7 +82,7 @@ class Search:
         """An item that had no room in the page before."""
         self._begun = False
         """Whether the program has printed something."""
-        self._slice_end = 0.0
+        self._began = self._slice_end = 0.0
         self._turn = asyncio.Lock()
         """Held while a page is made."""
         self._woken = asyncio.Event()
@@ -118,7 +121,8 @@ class Search:
     async def _fill(self, limits: PageLimits) -> str | None:
         """Read until the page is full, or there is no more; the limit that ended it."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + limits.seconds
+        self._began = loop.time()
+        deadline = self._began + limits.seconds
         reason = "time"
         self._slice_end = perf_counter() + SLICE_SECONDS
         while True:
@@ -176,6 +180,9 @@ class Search:
             return False
         finally:
             stop()
+        # A program that prints little by little must not wake the loop for each match.
+        passed = asyncio.get_running_loop().time() - self._began
+        await asyncio.sleep(min(passed * _GATHERED_PART, _MOST_GATHERED_SECONDS))
         if self.error is not None:
             raise self.error
         self._slice_end = perf_counter() + SLICE_SECONDS

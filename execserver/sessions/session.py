@@ -57,7 +57,7 @@ class Session:
         """Kills the remaining processes; None while the session can be resumed."""
         self.searches: Searches | None = None
         self.watches: SessionWatches | None = None
-        """Made at the first use: few sessions need them."""
+        """Both are made at the first use: few sessions need them."""
         self._recovery = recovery
         self._kept_decisions = kept_decisions or {}
         self._client: Client | None = None
@@ -85,9 +85,9 @@ class Session:
             self.watches.push_all()
 
     def end_programs(self) -> list[asyncio.Future[Any]]:
-        """End the searches and the watches. The futures are done when their programs have ended."""
-        parts = [part for part in (self.searches, self.watches) if part is not None]
-        return [program for part in parts for program in part.close()]
+        """End the searches and the watches. The futures are done once their programs have ended."""
+        users = [each for each in (self.searches, self.watches) if each is not None]
+        return [program for each in users for program in each.close()]
 
     def push(self, watch: Watch) -> None:
         """Send the events of a watch, if there is a connection whose handshake is complete."""

@@ -47,6 +47,8 @@ COMMANDS = {
     "run": process_commands.RUN,
     "attach": process_commands.ATTACH,
     "ps": process_commands.PS,
+    "ports": process_commands.PORTS,
+    "forward": process_commands.FORWARD,
     "logs": process_commands.LOGS,
     "kill": process_commands.KILL,
     "cp": file_commands.CP,
