@@ -39,8 +39,8 @@ _HEAD = """\
 
 `pip install execclient` installs the client alone, `pip install execserver` the daemon and the client. Extras
 of the client: `ws` for WebSockets, `relay` for executors behind a relay, `expect` for pexpect, `tools` for
-[the tools of a model](tools.md), `policy` for rule files, `ignore` for patterns of trees, `search` for the
-globs of searches, `cli` for the commands. It has four modules:
+[the tools of a model](tools.md), `policy` for rule files, `ignore` for patterns of trees, `cli` for
+the commands. It has four modules:
 
 | module | for |
 | --- | --- |
@@ -122,12 +122,13 @@ class ClientPage(ReferencePage):
         self._error_tree(self._package["errors"], self._public, "execclient")
 
     def _methods(self, owner: griffe.Class) -> Sequence[griffe.Function]:
-        """Also those of a class of the same module that exists to be its base."""
-        bases = [base for base in owner.resolved_bases if base.module == owner.module]
-        inherited = [
-            method for base in bases if isinstance(base, griffe.Class) for method in methods_of(base)
-        ]
-        return [*inherited, *super()._methods(owner)]
+        """Also those of a class of the package that exists to be its base: first those of the same module."""
+        bases = [base for base in owner.resolved_bases if base.package == owner.package]
+        inherited: dict[bool, list[griffe.Function]] = {True: [], False: []}
+        for base in bases:
+            if isinstance(base, griffe.Class):
+                inherited[base.module == owner.module] += methods_of(base)
+        return [*inherited[True], *super()._methods(owner), *inherited[False]]
 
     # -- the other modules
 
@@ -151,7 +152,8 @@ class ClientPage(ReferencePage):
                 cells = ", ".join(self._member(core, name) for name in names)
                 self._add(f"| `{found.name}` | {cells or self._name(found.name)} |\n")
             else:
-                self._add(f"| `{name}` | {self._name(name)} |\n")
+                same = self._name(name) if name in self._public else f"[`{name}`](#{slug(name)})"
+                self._add(f"| `{name}` | {same} |\n")
 
     def _member(self, owner: griffe.Object, name: str) -> str:
         if isinstance(resolved(owner[name]), griffe.Function):

@@ -46,10 +46,18 @@ READ_ONLY = SandboxContext(
 
 _READING = READING | {"fs/getFiles", "fs/watch"}
 _BOUND = frozenset(
-    {"fs/readBlock", "fs/writeBlock", "fs/close", "fs/watchMissing", "fs/watchRead", "fs/unwatch"}
+    {
+        "fs/readBlock",
+        "fs/writeBlock",
+        "fs/close",
+        "fs/watchMissing",
+        "fs/watchRead",
+        "fs/unwatch",
+        "fs/endSearch",
+    }
 )
-"""Methods without a sandbox of their own: a handle keeps that of its `fs/open`, and a watch that of its
-`fs/watch`; `fs/watchMissing` reports names."""
+"""Methods without a sandbox of their own: a handle keeps that of its `fs/open`, a watch that of its
+`fs/watch`, and a search that of its first request; `fs/watchMissing` reports names."""
 
 
 def command_policy(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from execprotocol.errors import InternalError
@@ -18,6 +19,7 @@ from execserver.api import (
     observing,
     ports,
     process,
+    search,
     watch,
 )
 from execserver.filesystem.mounts import MountTable
@@ -25,6 +27,7 @@ from execserver.filesystem.small import SmallFiles
 from execserver.fsworker.launch import WorkerLauncher
 from execserver.fsworker.pool import WorkerPool
 from execserver.host import Host
+from execserver.launch_spec import DEFAULT_PATH
 from execserver.processes.executor import Executor
 from execserver.rpc.handlers import Handlers
 from execserver.sandbox.sandboxes import Sandboxes
@@ -38,8 +41,8 @@ if TYPE_CHECKING:
 EDITS_FOLDER = "edits"
 """The folder in the state folder for the journal of `fs/applyEdits` (`edits/journal.py`)."""
 
-WATCHES_END_SECONDS = 2.0
-"""How long the end of the server waits for the killed programs of watches."""
+PROGRAMS_END_SECONDS = 2.0
+"""How long the end of the server waits for the killed programs of searches and watches."""
 
 
 class HandlerTable:
@@ -79,7 +82,7 @@ class HandlerTable:
             **process.ProcessHandlers(executor, host, sandboxes, sessions).table(),
             **observing.ObservingHandlers(executor, sessions).table(),
             **ports.PortHandlers(executor, sessions).table(),
-            **self._file_handlers(host, launcher),
+            **self._file_handlers(host, sandboxes, launcher, executor.tree_killer.tag),
             **http.HttpHandlers(host).table(),
             **health.handlers(gauges, host),
         }
@@ -94,16 +97,17 @@ class HandlerTable:
             await self._make_edits().replay()
 
     async def close(self) -> None:
-        """Finish the edits, and end the fs workers and the watches."""
-        watches = [session.watches for session in self._sessions if session.watches is not None]
-        ended = [program for each in watches for program in each.close()]
+        """Finish the edits, and end the searches, the watches and the fs workers."""
+        ended = [program for session in self._sessions for program in session.end_programs()]
         if self._edits is not None:
             await self._edits.close()
         await self._workers.close()
         if ended:
-            await asyncio.wait(ended, timeout=WATCHES_END_SECONDS)
+            await asyncio.wait(ended, timeout=PROGRAMS_END_SECONDS)
 
-    def _file_handlers(self, host: Host, launcher: WorkerLauncher) -> Handlers:
+    def _file_handlers(
+        self, host: Host, sandboxes: Sandboxes, launcher: WorkerLauncher, tag: Callable[[int], int | None]
+    ) -> Handlers:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._mounts.fileno(), self._mounts.refresh)
         # The kernel reports each change once, and the registration may have taken one.
@@ -112,6 +116,8 @@ class HandlerTable:
         tmpdir = self._environment.get("TMPDIR")
         confined = filesystem.FileConfinement(self._workers, tmpdir, small)
         handlers: Handlers = filesystem.handlers(self._mounts, small, confined, self._make_edits)
+        path = self._environment.get("PATH", DEFAULT_PATH)
+        handlers = {**handlers, **search.SearchHandlers(sandboxes, confined, tag, path).table()}
         handlers = {**handlers, **watch.WatchHandlers(launcher, self._mounts, tmpdir).table()}
         if self._require_sandbox:
             handlers = confinement.require_file_limits(handlers, tmpdir)

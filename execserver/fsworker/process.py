@@ -129,8 +129,14 @@ def spawn(
         _send_whole(ours, bundle() if code is None else code)
         if tag is not None:
             descendants.set_own_tag(tag)
-        pid = _spawn(program or argv[0], argv, environment or {}, (theirs.fileno(), stderr), inherit, limit)
-        return WorkerProcess(pid, _open_pidfd(pid), ours, stderr, on_release)
+        # Opened here: the limits of the thread may forbid it.
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            standard = theirs.fileno(), null, stderr
+            pid = spawn_program(program or argv[0], argv, environment or {}, standard, inherit, limit)
+        finally:
+            os.close(null)
+        return WorkerProcess(pid, open_pidfd(pid), ours, stderr, on_release)
     except BaseException:
         ours.close()
         if stderr >= 0:
@@ -140,13 +146,13 @@ def spawn(
         theirs.close()
 
 
-def _spawn(
+def spawn_program(
     program: str,
     argv: Sequence[str],
     environment: Mapping[str, str],
-    standard: tuple[int, int],
-    inherit: Sequence[int],
-    limit: Callable[[], None] | None,
+    standard: tuple[int, int, int],
+    inherit: Sequence[int] = (),
+    limit: Callable[[], None] | None = None,
 ) -> int:
     """Start a process in a session of its own; its process id.
 
@@ -154,32 +160,27 @@ def _spawn(
         program: the file to be run.
         argv: its arguments.
         environment: its variables.
-        standard: its descriptors 0 and 2.
+        standard: its descriptors 0, 1 and 2.
         inherit: further descriptors, which keep their numbers.
         limit: sets limits in the thread that starts it.
+
+    Raises:
+        OSError: the program is missing, or the system is out of something.
     """
-    stdin, stderr = standard
-    # Opened here: the limits of the thread may forbid it.
-    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        start = partial(
-            os.posix_spawn,
-            program,
-            list(argv),
-            environment,
-            setsid=True,
-            setsigdef=_DEFAULT_SIGNALS,
-            setsigmask=[],
-            file_actions=[
-                (os.POSIX_SPAWN_DUP2, stdin, 0),
-                (os.POSIX_SPAWN_DUP2, null, 1),
-                (os.POSIX_SPAWN_DUP2, stderr, 2),
-                *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in inherit),
-            ],
-        )
-        return start() if limit is None else spawn_limited(limit, start)
-    finally:
-        os.close(null)
+    start = partial(
+        os.posix_spawn,
+        program,
+        list(argv),
+        environment,
+        setsid=True,
+        setsigdef=_DEFAULT_SIGNALS,
+        setsigmask=[],
+        file_actions=[
+            *((os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(standard)),
+            *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in inherit),
+        ],
+    )
+    return start() if limit is None else spawn_limited(limit, start)
 
 
 def _send_whole(connection: socket.socket, data: bytes) -> None:
@@ -189,7 +190,12 @@ def _send_whole(connection: socket.socket, data: bytes) -> None:
         raise OSError("the socket's buffer has no room for the fs worker's code: raise net.core.wmem_max")
 
 
-def _open_pidfd(pid: int) -> int:
+def open_pidfd(pid: int) -> int:
+    """Open a descriptor of a child; if that fails, kill and reap the child.
+
+    Raises:
+        OSError: the system is out of descriptors.
+    """
     try:
         return os.pidfd_open(pid)
     except OSError:

@@ -78,7 +78,7 @@ class CodexDialect:
 
     def error(self, target: int | str, error: RpcError) -> None:
         """Reply with an error."""
-        data = error.data() if error.details and self._admission.extensions else None
+        data = error.data() if error.has_data and self._admission.extensions else None
         self._channel.send((codec.encode_error(target, error.code, error.message, data),))
 
     async def stream(self, target: int | str, result: StreamedResult) -> int:

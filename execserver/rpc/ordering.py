@@ -40,7 +40,16 @@ MAX_LEVELS = 10_000
 no other request is answered."""
 
 READING: Final = frozenset(
-    {"fs/readFile", "fs/getMetadata", "fs/canonicalize", "fs/readDirectory", "fs/walk", "fs/digest"}
+    {
+        "fs/readFile",
+        "fs/getMetadata",
+        "fs/canonicalize",
+        "fs/readDirectory",
+        "fs/walk",
+        "fs/digest",
+        "fs/search",
+        "fs/glob",
+    }
 )
 """Methods that read the one path they name."""
 

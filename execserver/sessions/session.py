@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from execserver.processes.output_log import Page
 from execserver.processes.process import ManagedProcess
@@ -24,6 +24,7 @@ from execserver.sessions.event_stream import HOLD_SECONDS, EventStream, Hold, Si
 from execserver.spool.records import NetworkAnswer, NetworkTarget
 
 if TYPE_CHECKING:
+    from execserver.search.searches import Searches
     from execserver.sessions.network_decisions import Client, NetworkDecisions
     from execserver.watching.watch import Watch
     from execserver.watching.watches import SessionWatches
@@ -54,8 +55,9 @@ class Session:
         self.expiry: asyncio.TimerHandle | None = None
         self.ending: asyncio.Task[None] | None = None
         """Kills the remaining processes; None while the session can be resumed."""
+        self.searches: Searches | None = None
         self.watches: SessionWatches | None = None
-        """Made at the first use: few sessions need them."""
+        """Both are made at the first use: few sessions need them."""
         self._recovery = recovery
         self._kept_decisions = kept_decisions or {}
         self._client: Client | None = None
@@ -81,6 +83,11 @@ class Session:
             self._network.set_client(client)
         if self.watches is not None and client is not None:
             self.watches.push_all()
+
+    def end_programs(self) -> list[asyncio.Future[Any]]:
+        """End the searches and the watches. The futures are done once their programs have ended."""
+        users = [each for each in (self.searches, self.watches) if each is not None]
+        return [program for each in users for program in each.close()]
 
     def push(self, watch: Watch) -> None:
         """Send the events of a watch, if there is a connection whose handshake is complete."""

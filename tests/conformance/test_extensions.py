@@ -302,6 +302,19 @@ def test_a_failed_start_says_what_is_missing(client: Client, extended: Client, h
 
 @pytest.mark.everywhere
 @pytest.mark.statement("X15")
+def test_the_errors_of_a_search_have_their_names(extended: Client, here: Path) -> None:
+    search = {"path": path_uri(here), "pattern": "x"}
+    for params, name, field in (
+        ({"pattern": "\0"}, "pattern_refused", "pattern"),
+        ({"globs": [".."]}, "glob_refused", "globs"),
+        ({"cursor": "unknown"}, "unknown_cursor", "cursor"),
+    ):
+        error = extended.reply(extended.request("fs/search", search | params))["error"]
+        assert error["data"] == {"code": name, "field": field}
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("X15")
 def test_other_errors_have_no_data(extended: Client) -> None:
     for method, params in (
         ("fs/readFile", {"path": "file:///no/such"}),

@@ -142,7 +142,7 @@ def test_changes_are_reported_while_they_are_watched(endpoint: Endpoint) -> None
 # -- streams
 
 
-@pytest.mark.transports("unix", "ws", "unix-ws")
+@pytest.mark.transports("unix", "ws", "unix-ws", "relay")
 @pytest.mark.statement("Z10", "Z12")
 def test_bytes_go_both_ways(client: Client) -> None:
     _, port = listen(client)
@@ -251,6 +251,16 @@ print("both", flush=True)
     stream = client.process("s")
     stream.write("four", "1")
     stream.wait_output(b"four")
+
+
+@pytest.mark.statement("Z10")
+@pytest.mark.parametrize("address", ["0.0.0.0", "127.9.9.9", "::1", "::", "::ffff:127.0.0.1"])
+def test_a_listener_on_any_address_is_reached(client: Client, address: str) -> None:
+    _, port = listen(client, address=address)
+    assert client.call("port/open", {"processId": "s", "port": port})["address"] == address
+    stream = client.process("s")
+    stream.write("any", "1")
+    stream.wait_output(b"any")
 
 
 @pytest.mark.statement("Z11")
@@ -426,6 +436,35 @@ def test_no_byte_is_lost_or_doubled_when_servers_are_killed(endpoint: Endpoint) 
     chunks, page = read_to_end(client.process("stream"), cursor)
     assert page["exitCode"] == 0
     assert {each["stream"] for each in chunks} <= {"stderr"}
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.statement("Z16", "Z14")
+def test_a_flood_goes_on_where_it_was_when_servers_are_killed(endpoint: Endpoint) -> None:
+    private = endpoint.private()
+    client = private.connect(extensions=True)
+    _, port = listen(client, SEND, "32")
+    close_input(open_port(client, port))
+    digest, size, cursor, kills = hashlib.sha256(), 0, 0, 0
+    while True:
+        page = client.process("stream").read(cursor, max_bytes=MIB, wait_ms=10_000)
+        assert "lostBytes" not in page
+        for chunk in page["chunks"]:
+            if chunk["stream"] == "stdout":
+                digest.update(data := decode(chunk["chunk"]))
+                size += len(data)
+        cursor = page["nextSeq"] - 1
+        if page["closed"] and not page["chunks"]:
+            break
+        if size > (kills + 1) * 8 * MIB:
+            kill_server(private)
+            session = client.session_id
+            client.close()
+            kills += 1
+            client = resume(private, session, extensions=True)
+    assert kills == 3
+    assert (size, digest.hexdigest()) == (32 * MIB, sent_by(32))
+    assert page["exitCode"] == 0
 
 
 # -- sandboxes

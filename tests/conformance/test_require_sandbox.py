@@ -116,6 +116,8 @@ def readings(ws: Path) -> dict[str, Json]:
         "fs/walk": {"path": path_uri(ws), "options": limits},
         "fs/digest": {"path": file},
         "fs/getFiles": {"paths": [file]},
+        "fs/search": {"path": path_uri(ws), "pattern": "inside"},
+        "fs/glob": {"path": path_uri(ws), "globs": ["*"]},
         "fs/open": {"path": file, "handleId": "in"},
     }
 

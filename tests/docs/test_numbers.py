@@ -158,6 +158,11 @@ LIMITS: dict[str, list[str | int]] = {
     "output chunk": ["execprotocol.limits.MAX_CHUNK_BYTES", "execprotocol.limits.MAX_PAGE_BYTES"],
     "lost numbers": ["execprotocol.limits.MAX_FILLED_GAP"],
     "output on its way": ["execserver.sessions.event_stream.WINDOW_BYTES"],
+    "unsent output of a stream": [
+        "execserver.processes.pacing.MAX_UNSENT_BYTES",
+        "execprotocol.limits.MAX_PORT_STREAMS",
+        "execserver.ports.stream.CONNECT_SECONDS",
+    ],
     "remembered write ids": [
         "execprotocol.limits.REMEMBERED_WRITE_IDS",
         "execserver.spool.records.REMEMBERED_WRITES",

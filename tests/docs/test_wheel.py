@@ -17,7 +17,7 @@ from tests.docs.reader import reader
 
 pytestmark = [pytest.mark.manual, pytest.mark.timeout(3 * INSTALL_SECONDS)]
 
-EXTRAS = "expect,policy,relay"
+EXTRAS = "expect,policy,relay,search"
 """What the manual's pages need beside what is always installed."""
 
 MAX_CLIENT_BYTES = 10_000_000
@@ -39,15 +39,6 @@ except ExecServerError as error:
     print(error)
 """
 
-FIND = """
-import asyncio
-from execclient.search import find
-try:
-    asyncio.run(find(None, "*"))
-except AttributeError:
-    pass  # None is no executor: the glob was compiled before
-"""
-
 NEED_EXTRA = (
     ("ws", TRY_TO_CONNECT.format(url="ws://127.0.0.1:9")),
     ("relay", TRY_TO_CONNECT.format(url="relay+http://127.0.0.1:9?environment=box")),
@@ -55,7 +46,6 @@ NEED_EXTRA = (
     ("tools", "from execclient.govern.policy import plain_commands; assert plain_commands('ls')"),
     ("policy", "from execclient.govern.policy import parse_rules; parse_rules('x = 1', 'a.rules')"),
     ("expect", "import execclient.expect"),
-    ("search", FIND),
     ("cli", "from execclient.commands.app import main; main(['completion', 'bash'])"),
 )
 """Programs that need an extra of the client."""

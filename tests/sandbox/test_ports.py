@@ -18,7 +18,7 @@ def serve(client: Client, tree: Tree, then: str, address: str = "127.0.0.1") -> 
     process = client.start(
         "python3", "-c", LISTEN + then, address, "0", cwd=path_uri(tree.ws), env=tree.env, **managed(tree)
     )
-    return process, int(process.wait_output(b"\n"))
+    return process, int(process.wait_output(b"\n").splitlines()[0])
 
 
 def test_a_stream_reaches_the_server_in_its_namespace(anyones_host: Host) -> None:

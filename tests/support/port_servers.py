@@ -10,7 +10,9 @@ from tests.support.wire import Client, Json, Process
 LISTEN = """
 import os, socket, sys, threading
 family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
-listener = socket.create_server((sys.argv[1], int(sys.argv[2])), family=family, backlog=300)
+mapped = sys.argv[1].startswith("::ffff:")
+where = sys.argv[1], int(sys.argv[2])
+listener = socket.create_server(where, family=family, backlog=300, dualstack_ipv6=mapped)
 print(listener.getsockname()[1], flush=True)
 """
 
@@ -69,7 +71,7 @@ def listen(
     """A process that listens, and its port."""
     argv = [sys.executable, "-c", LISTEN + then, address, "0", *arguments]
     process = client.start(*argv, **members)
-    return process, int(process.wait_output(b"\n"))
+    return process, int(process.wait_output(b"\n").splitlines()[0])
 
 
 def ports(client: Client, **params: Json) -> list[Json]:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         SessionAttached,
         SessionLost,
         StdinUnavailable,
+        StreamFailed,
         SystemFailure,
         TransferFailed,
         UnknownMethod,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from execclient.govern.network import NetworkAccess
     from execclient.govern.sandbox import DangerFullAccess, ReadOnly, WorkspaceWrite
     from execclient.output_text import LineStream, TextStream
+    from execclient.ports import Forward, PortEvents
     from execclient.process import Process
     from execclient.resource_limits import ResourceLimits
     from execclient.results import (
@@ -68,9 +70,11 @@ if TYPE_CHECKING:
         Entry,
         LeftOut,
         Line,
+        ListeningPort,
         NetworkDecision,
         NetworkRequest,
         Page,
+        PortEvent,
         ProcessInfo,
         Progress,
         RunResult,
@@ -103,12 +107,14 @@ __all__ = [
     "ExecutorClosed",
     "ExecutorDraining",
     "FileSystem",
+    "Forward",
     "InsecureToken",
     "InvalidParams",
     "LeftOut",
     "Line",
     "LineStream",
     "LineTooLong",
+    "ListeningPort",
     "NetworkAccess",
     "NetworkDecision",
     "NetworkRequest",
@@ -119,6 +125,8 @@ __all__ = [
     "Page",
     "PolicyError",
     "PoolFull",
+    "PortEvent",
+    "PortEvents",
     "Process",
     "ProcessInfo",
     "Progress",
@@ -133,6 +141,7 @@ __all__ = [
     "SessionLost",
     "Stat",
     "StdinUnavailable",
+    "StreamFailed",
     "SystemFailure",
     "TextChunk",
     "TextStream",
@@ -160,6 +169,7 @@ _MODULES = (
     "govern.network",
     "process",
     "filesystem",
+    "ports",
     "watch",
 )
 """The modules of these names. The first two are small."""

@@ -16,6 +16,7 @@ from execclient.connection.connection import Json
 from execclient.environment_policy import EnvironmentPolicy, Inherit
 from execclient.errors import NoSuchProcess, Refused, Unsupported, UnsupportedUrl
 from execclient.filesystem import FileSystem
+from execclient.ports import PortMethods
 from execclient.process import Process
 from execclient.resource_limits import ResourceLimits
 from execclient.results import ProcessInfo, RunResult
@@ -45,7 +46,7 @@ _NOT_OPEN = (
 )
 
 
-class Executor:
+class Executor(PortMethods):
     """A daemon that runs commands and accesses files. Get one from `connect`."""
 
     def __init__(self, session: Session, url: str, info: Mapping[str, Json]) -> None:

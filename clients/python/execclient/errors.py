@@ -25,6 +25,7 @@
     ├── CommandFailed              command_failed       the exit code is not 0, and `check=True`
     ├── CommandNotRun              command_not_run      the sandbox failed before the command began
     ├── TransferFailed             transfer_failed      a file changed while it was copied
+    ├── StreamFailed               stream_failed        a connection to a port has failed
     ├── WalkIncomplete             walk_incomplete      a tree exceeds the limits of one walk
     ├── PolicyError                policy_error         a file of rules cannot be used
     └── CallFailed                 call_failed          an error response; `wire_code` has its number
@@ -373,6 +374,12 @@ class TransferFailed(ExecServerError):
     code = "transfer_failed"
 
 
+class StreamFailed(ExecServerError, ConnectionError):
+    """A connection to a port at the executor has failed; the message has the reason."""
+
+    code = "stream_failed"
+
+
 class WalkIncomplete(ExecServerError):
     """A tree has more directories or names than one walk returns.
 
@@ -414,9 +421,12 @@ class CallFailed(ExecServerError):
         wire_code: the code in the response.
         message: the text in the response.
         reason: more about the cause, if it is known: of a failed start, the missing or blocking object.
+        wire_name: the finer name of `wire_code`, such as `sandbox_required` (`docs/protocol.md`, J7); None if
+            the server does not send it.
     """
 
     code = "call_failed"
+    wire_name: str | None = None
 
     def __init_subclass__(cls, errnos: Iterable[int] = (), **others: Any) -> None:
         super().__init_subclass__(**others)
@@ -546,6 +556,7 @@ def call_failed(
         kind = _BY_ERRNO.get((kind, number), kind)
     reason, path = (None if data is None else data.get(name) for name in ("reason", "path"))
     error = kind(method, wire_code, message, reason if isinstance(reason, str) else None)
+    error.wire_name = name if isinstance(name, str) else None
     return error.about(path=path if isinstance(path, str) else None)
 
 

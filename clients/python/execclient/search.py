@@ -3,40 +3,42 @@
     from execclient.search import find, search
 
     async with connect() as executor:
-        found = await search(executor, "TODO", glob="*.py")
+        found = await search(executor, "TODO", glob="*.py", ignore_rules=True)
         for path, line, text in found.matches:
             print(path, line, text)
         print((await find(executor, "*.toml")).paths)
 
-Both see what a read in the same sandbox sees. Links are not followed, except for `path` itself. Each stops at
-the first budget that is used up, and says which; what it has found until then is valid.
+The daemon searches, with ripgrep (`docs/protocol.md`, "Search"). Both functions see what a read in the same
+sandbox sees. Links are not followed, except for `path` itself, and are not found. Each function stops at the
+first budget that is used up, and says which; what it has found until then is valid.
+
+By default hidden files and files that rules ignore are searched, too: `hidden=False` leaves out names that
+begin with a dot, `ignore_rules=True` what .gitignore, .ignore, .rgignore and .git/info/exclude name.
 
 Globs have `*`, `?`, `[…]`, `{a,b}`, and `**` for any number of folders. A glob without `/` applies to the
 names of files at any depth; one with `/`, also at its beginning, applies to paths below the searched folder.
-A name that begins with a dot needs a glob with the dot, and `**` enters no folder with such a name. Globs
-need the extra `execclient[search]`.
+A name that begins with a dot needs a glob with the dot, and `**` enters no folder with such a name.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import posixpath
-import re
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from types import TracebackType
+from typing import Literal, NamedTuple, Self
+from weakref import WeakKeyDictionary
+
+from pybase64 import b64decode
 
 from execclient import arguments
 from execclient.arguments import AnyPath, Sandbox
 from execclient.client import Executor
-from execclient.errors import CommandNotRun, ExecServerError, WalkIncomplete
-from execclient.filesystem import FileSystem
-from execclient.process import Process
-from execclient.results import WalkEntry
-from execclient.search_program import NO_PROGRAM, NOT_VALID, SOME_UNREAD, SearchOutput, search_script
+from execclient.connection.connection import Json
+from execclient.errors import CallFailed, CommandNotRun, ExecServerError, InvalidParams, Unsupported
+from execclient.file_session import ConfinedCalls
+from execprotocol.limits import MAX_FOUND, MAX_SEARCH_MS
 from execprotocol.path_uri import parse_path_uri
 
 __all__ = ["Found", "Match", "Matches", "Truncated", "find", "search"]
@@ -45,35 +47,50 @@ MAX_MATCHES = 1000
 MAX_FILES = 10_000
 MAX_BYTES = 1 << 20
 SECONDS = 15.0
-MAX_UNREAD = 20
-"""Messages in `unread`."""
 
-Truncated = Literal["matches", "bytes", "time", "names"]
-"""The budget that was used up. `names`: a folder has more names than a walk returns, 50,000."""
+PAGE_BYTES = 1 << 20
+"""The largest page that is requested: some tens of milliseconds of work here."""
 
-_STDERR_BYTES = 1 << 16
+_LEAST_PAGE_BYTES, _ENCODED = 1 << 16, 4
+"""A page is larger than the budget of bytes, which counts no JSON."""
 
-_ENCODED, _OVERHEAD = 6, 1 << 16
-"""A byte of a line takes at most six in rg's output, and a line some more for its path and its matches."""
+_ANSWER_SECONDS = 60.0
+"""For the answer to a request, recovery of a lost connection included, beyond the time of its page."""
 
-_MAX_ALTERNATIVES = 1000
-"""Of the braces in a glob."""
+_END_SECONDS = 2.0
+"""For the request that ends a search. The daemon itself ends one that is not continued for a minute."""
 
-_NameMatcher = Callable[[str], bool] | None
-"""A part of a glob between slashes; None is `**`."""
+UNKNOWN_CURSOR = "unknown_cursor"
+_NOT_VALID = ("pattern_refused", "glob_refused")
+_NOT_RUN = ("search_unavailable", "search_failed")
+"""Names of errors (`CallFailed.wire_name`)."""
 
-_NO_TIMEOUT = "pass a large number for a long search"
+Truncated = Literal["matches", "bytes", "time"]
+"""The budget that was used up."""
 
 
-class Match(NamedTuple):
-    """A line that has the text."""
-
+class _Match(NamedTuple):
     path: str
-    """Absolute, at the executor. Bytes that are not UTF-8 are surrogate escapes, as in all paths."""
     line: int
-    """Counted from 1."""
     text: str
-    """The line without its end. Bytes that are not UTF-8 are U+FFFD."""
+
+
+class Match(_Match):
+    """A line that has the text: a tuple of `path`, `line` and `text`, with further attributes.
+
+    The path is absolute, at the executor; bytes that are not UTF-8 are surrogate escapes, as in all paths.
+    Lines are counted from 1. The text is the line without its end, or several lines if one match spans them;
+    bytes that are not UTF-8 are U+FFFD.
+    """
+
+    ranges: Sequence[tuple[int, int]] = ()
+    """Where the matches begin and end, in bytes of the line at the executor."""
+    before: Sequence[tuple[int, str]] = ()
+    """The numbers and texts of `context_lines` before, without those that an earlier match has."""
+    after: Sequence[tuple[int, str]] = ()
+    """The numbers and texts of `context_lines` after, up to the next match."""
+    cut: bool = False
+    """Whether the line is too long, and `text` is only its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +102,9 @@ class Matches:
     truncated: Truncated | None
     """The budget that ended the search; None if it is complete."""
     unread: list[str]
-    """What could not be read, as the program reports it; at most 20 messages."""
-    program: str
-    """The program that has searched: `rg` or `grep`."""
+    """What could not be read, also because the sandbox denies it, with the reason; at most 20 messages."""
+    program: str = "rg"
+    """The program that has searched: `rg`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +112,7 @@ class Found:
     """The result of `find`."""
 
     paths: list[str]
-    """Absolute, sorted. Files only."""
+    """Absolute, sorted. Regular files only."""
     truncated: Truncated | None
     """The budget that ended the search; None if it is complete."""
     unread: list[str]
@@ -109,31 +126,35 @@ async def search(
     *,
     regex: bool = False,
     ignore_case: bool = False,
-    glob: str | None = None,
+    multiline: bool = False,
+    glob: str | Iterable[str] | None = None,
     exclude_dirs: Iterable[str] = (".git",),
+    hidden: bool = True,
+    ignore_rules: bool = False,
+    context_lines: int = 0,
     sandbox: Sandbox | None = None,
     workspace: AnyPath | None = None,
     max_matches: int = MAX_MATCHES,
     max_bytes: int = MAX_BYTES,
     timeout: float = SECONDS,  # noqa: ASYNC109 - the search ends, with a result
 ) -> Matches:
-    """Search files for lines with a text. Runs ripgrep (`rg`) at the executor, else GNU grep.
+    """Search files for lines with a text.
 
-    Hidden and ignored files are searched, too. Files with a NUL byte are not, but grep may report lines that
-    precede it. Lines end with LF or CR LF. `ignore_case` applies to ASCII letters, and `.` is one byte.
-
-    Regular expressions are those of the program: of Rust (rg), or extended ones of POSIX (grep -E). Both have
-    `.`, `[…]` with `[[:alpha:]]`, `*`, `+`, `?`, `{m,n}`, `(…)`, `|`, `^`, `$`, `\\b`, `\\w`, `\\s`. Only
-    rg has `\\d`, `*?` and `(?i)`; only grep has back-references.
+    Files with a NUL byte are not searched, but for those in UTF-16 with a byte order mark. Lines end with LF
+    or CR LF. Regular expressions are those of Rust's crate `regex`, without look-around and back-references.
 
     Args:
         executor: where to search.
-        pattern: the text, without a newline; all lines have the empty one.
+        pattern: the text, without a newline unless it is `multiline`; all lines have the empty one.
         path: a folder or a file; relative to `executor.cwd`.
         regex: whether `pattern` is a regular expression.
         ignore_case: whether case does not matter.
-        glob: of the files to search; all by default.
+        multiline: whether a match may span lines; only with `regex`.
+        glob: of the files to search, or several of which one has to match; all files by default.
         exclude_dirs: names of folders below `path` that are not entered.
+        hidden: whether to search files and folders whose names begin with a dot.
+        ignore_rules: whether to leave out what the rules of .gitignore and the like name.
+        context_lines: how many lines before and after each match are in the result; at most 20.
         sandbox: as for `executor.run`.
         workspace: the folder of the policy's workspace; `executor.cwd` by default.
         max_matches: lines in the result.
@@ -141,46 +162,51 @@ async def search(
         timeout: seconds.
 
     Raises:
-        NotFound, Refused: there is no such path, or the sandbox or the permissions deny to read it.
-        ValueError: the pattern or the glob is not valid; `path` is a device or the like.
-        CommandNotRun: the executor has neither program, or the sandbox does not let it run one.
-        ImportError: `glob` needs the package `wcmatch`, which is not installed.
+        NotFound: there is no such path.
+        Refused: it is neither a folder nor a regular file, or the sandbox cannot be made.
+        ValueError: the pattern or a glob is not valid.
+        CommandNotRun: the executor has no ripgrep, or the sandbox does not let it run.
+        Unsupported: the daemon is of an earlier version.
     """
-    collected = _Collected(None if glob is None else _matcher(glob), _Budget(max_matches, max_bytes))
-    files = executor.files(sandbox, workspace=workspace)
-    folder, name = await _place(files, path)
-    script = search_script(pattern, name, glob, exclude_dirs, regex=regex, ignore_case=ignore_case)
-    process = await executor.start(
-        ["sh", "-c", script],
-        cwd=folder,
-        env={"LC_ALL": "C"},
-        timeout=arguments.seconds(timeout, "timeout", instead=_NO_TIMEOUT),
-        sandbox=arguments.sandbox(sandbox, parse_path_uri(files.uri(workspace or ".")), "workspace"),
-        buffer_bytes=None,
-    )
-    async with process:
-        await collected.read(process, folder)
-        await collected.end(process, regex=regex)
-    return collected.result()
+    params = {
+        "pattern": _pattern(pattern, regex=regex, multiline=multiline),
+        "regex": regex or not pattern,
+        "ignoreCase": ignore_case,
+        "multiline": multiline,
+        "globs": [] if glob is None else _texts(glob, "glob"),
+        "excludeDirs": _folders(exclude_dirs),
+        "hidden": hidden,
+        "ignoreRules": ignore_rules,
+        "contextLines": arguments.count(context_lines, "context_lines"),
+    }
+    request = Request("fs/search", path, params, sandbox, workspace)
+    collected = await _collect(executor, request, _Collected(max_matches, max_bytes), timeout)
+    return Matches(sorted(collected.matches), collected.truncated, collected.unread)
 
 
 async def find(
     executor: Executor,
-    glob: str,
+    glob: str | Iterable[str],
     path: AnyPath = ".",
     *,
+    exclude_dirs: Iterable[str] = (),
+    hidden: bool = True,
+    ignore_rules: bool = False,
     sandbox: Sandbox | None = None,
     workspace: AnyPath | None = None,
     max_files: int = MAX_FILES,
     max_bytes: int = MAX_BYTES,
     timeout: float = SECONDS,  # noqa: ASYNC109 - the search ends, with a result
 ) -> Found:
-    """Find files by name, up to 64 levels below a folder. Hidden and ignored files are looked at, too.
+    """Find files by name.
 
     Args:
         executor: where to search.
-        glob: of the files; the description of the module has its rules.
+        glob: of the files, or several of which one has to match; the description of the module has the rules.
         path: the folder; relative to `executor.cwd`.
+        exclude_dirs: names of folders below `path` that are not entered.
+        hidden: whether to find files and enter folders whose names begin with a dot, if a glob has the dot.
+        ignore_rules: whether to leave out what the rules of .gitignore and the like name.
         sandbox: as for `executor.fs.confined`.
         workspace: the folder of the policy's workspace; `executor.cwd` by default.
         max_files: files in the result.
@@ -190,187 +216,228 @@ async def find(
     Raises:
         NotFound: there is no such folder.
         NotADirectoryError: `path` is no folder.
-        Refused: the sandbox or the permissions deny to read it.
-        ValueError: the glob is not valid.
-        ImportError: the package `wcmatch` is not installed.
+        Refused: the sandbox cannot be made.
+        ValueError: a glob is not valid.
+        CommandNotRun: the executor has no ripgrep, or the sandbox does not let it run.
+        Unsupported: the daemon is of an earlier version.
     """
-    matches, budget = _matcher(glob), _Budget(max_files, max_bytes)
-    seconds = arguments.seconds(timeout, "timeout", instead=_NO_TIMEOUT)
-    files = executor.files(sandbox, workspace=workspace)
-    top = parse_path_uri(files.uri(path))
-    prefix = top.rstrip("/") + "/"
-    paths: list[str] = []
-    unread: list[str] = []
-    try:
-        async with asyncio.timeout(seconds):
-            if not (await files.stat(path)).is_dir:
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), top)
-            async for entry in _entries(files, top, budget):
-                if entry.error is not None:
-                    unread.append(f"{entry.path}: {entry.error}")
-                if not entry.is_dir and matches(entry.path.removeprefix(prefix)):
-                    if not budget.take(len(entry.path)):
-                        break
-                    paths.append(entry.path)
-    except TimeoutError as error:
-        if isinstance(error, ExecServerError):  # of a single call
+    params = {
+        "globs": _texts(glob, "glob"),
+        "excludeDirs": _folders(exclude_dirs),
+        "hidden": hidden,
+        "ignoreRules": ignore_rules,
+    }
+    request = Request("fs/glob", path, params, sandbox, workspace)
+    collected = await _collect(executor, request, _Collected(max_files, max_bytes), timeout)
+    return Found(sorted(match.path for match in collected.matches), collected.truncated, collected.unread)
+
+
+# -- pages
+
+
+MAX_OPEN_SEARCHES = 4
+"""At the daemon, which ends the oldest one of a session for a further one."""
+
+_TURNS: WeakKeyDictionary[Executor, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A search, as the wire has it."""
+
+    method: Literal["fs/search", "fs/glob"]
+    path: AnyPath
+    params: Mapping[str, Json]
+    """The parameters, without `path`, `sandbox`, and what is different for each page."""
+    sandbox: Sandbox | None
+    workspace: AnyPath | None = None
+
+
+class Pages:
+    """The pages of a search, in an `async with` block; leaving it ends the search at the daemon.
+
+    Entering waits while the session has as many searches as the daemon allows. A lost connection changes
+    nothing: each page can be requested again.
+    """
+
+    def __init__(self, executor: Executor, request: Request) -> None:
+        if request.method not in executor.capabilities:
+            raise Unsupported(request.method, "update the daemon")
+        workspace = parse_path_uri(executor.fs.uri(request.workspace or "."))
+        context = arguments.sandbox(request.sandbox, workspace, "workspace")
+        self.folder = parse_path_uri(executor.fs.uri(request.path))
+        """The searched path, absolute."""
+        self.complete = False
+        self._executor = executor
+        self._calls = ConfinedCalls(executor, context)
+        self._method = request.method
+        self._search_id = arguments.new_id()
+        self._params = {**request.params, "path": executor.fs.uri(request.path), "searchId": self._search_id}
+        self._limit = "maxMatches" if request.method == "fs/search" else "maxFiles"
+        self._cursor: str | None = None
+        self._turn = _TURNS.setdefault(executor, asyncio.Semaphore(MAX_OPEN_SEARCHES))
+
+    async def next(self, entries: int, size: int, seconds: float) -> Mapping[str, Json]:
+        """The next page, as the wire has it (`docs/protocol.md`, "Search").
+
+        Args:
+            entries: the most matches or files.
+            size: the most bytes.
+            seconds: the longest time; the page may have no entries then.
+
+        Raises:
+            ValueError: a parameter is not valid.
+            CommandNotRun: the executor has no ripgrep, or it failed.
+            CallFailed: the path cannot be searched; also if the search has ended (`UNKNOWN_CURSOR`), as when
+                the server was replaced.
+        """
+        milliseconds = max(1, min(round(seconds * 1000), MAX_SEARCH_MS))
+        page = {
+            self._limit: max(1, min(entries, MAX_FOUND)),
+            "maxBytes": max(_LEAST_PAGE_BYTES, min(_ENCODED * size, PAGE_BYTES)),
+            "timeMs": milliseconds,
+            "cursor": self._cursor,
+        }
+        limit = milliseconds / 1000 + _ANSWER_SECONDS
+        try:
+            result: Mapping[str, Json] = await self._calls.call(
+                self._method, {**self._params, **page}, limit=limit
+            )
+        except CallFailed as error:
+            if isinstance(error, InvalidParams) or error.wire_name in _NOT_VALID:
+                raise ValueError(error.message) from error
+            if error.wire_name in _NOT_RUN:
+                raise CommandNotRun(error.message) from error
             raise
-        budget.used_up = "time"
-    return Found(sorted(paths), budget.used_up, unread[:MAX_UNREAD])
+        self._cursor = result["cursor"]
+        self.complete = self._cursor is None
+        return result
 
+    async def __aenter__(self) -> Self:
+        await self._turn.acquire()
+        return self
 
-class _Budget:
-    """How much a result may still grow."""
-
-    def __init__(self, matches: int, size: int) -> None:
-        self.used_up: Truncated | None = None
-        self.matches = arguments.count(matches, "the largest number of matches") or 0
-        self.bytes = arguments.count(size, "max_bytes") or 0
-
-    def take(self, size: int) -> bool:
-        """Whether there is room for a match of so many bytes, which is then taken."""
-        if not self.matches or self.bytes < size:
-            self.used_up = "bytes" if self.matches else "matches"
-            return False
-        self.matches -= 1
-        self.bytes -= size
-        return True
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if not self.complete:
+                with suppress(ExecServerError):
+                    end = {"searchId": self._search_id}
+                    await self._executor.call("fs/endSearch", end, limit=_END_SECONDS)
+        finally:
+            self._turn.release()
 
 
 class _Collected:
-    """The matches of a search, as its output arrives."""
+    """The entries of a search, up to its budgets."""
 
-    def __init__(self, wanted: Callable[[str], bool] | None, budget: _Budget) -> None:
+    def __init__(self, entries: int, size: int) -> None:
+        self._budget = (
+            arguments.count(entries, "the largest number of entries") or 0,
+            arguments.count(size, "max_bytes") or 0,
+        )
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget everything, for a search that begins anew."""
         self.matches: list[Match] = []
-        self.output = SearchOutput()
-        self.stderr = b""
-        self.budget = budget
-        self._wanted = wanted
+        self.unread: list[str] = []
+        self.truncated: Truncated | None = None
+        self.entries_left, self.bytes_left = self._budget
 
-    async def read(self, process: Process, folder: str) -> None:
-        """Read to the end, or until a budget is used up."""
-        async for stream, data in process:
-            if stream == "stderr":
-                self.stderr += data[: _STDERR_BYTES - len(self.stderr)]
-                continue
-            for name, line, text in self.output.add(data):
-                relative = os.fsdecode(name).removeprefix("./")
-                if self._wanted is not None and not self._wanted(relative):
-                    continue
-                path = posixpath.join(folder, relative)
-                if text is None:  # binary, as its program has noticed late
-                    self.matches = [match for match in self.matches if match.path != path]
-                elif self.budget.take(len(name) + len(text)):
-                    self.matches.append(Match(path, line, text.decode("utf-8", "replace")))
-                else:
-                    return
-            if self.output.begun > _ENCODED * self.budget.bytes + _OVERHEAD:
-                self.budget.used_up = "bytes"  # by a line that has not ended
+    def add(self, page: Mapping[str, Json], folder: str) -> None:
+        """Take the entries of a page that fit."""
+        self.unread = page["unread"]
+        for uri in page.get("paths", ()):
+            path = parse_path_uri(uri)
+            if not self._take(Match(path, 0, ""), _size(path)):
                 return
+        for file in page.get("files", ()):
+            path = parse_path_uri(file["path"])
+            size = _size(path.removeprefix(folder).lstrip("/"))
+            if not all(self._take(_match(path, line), size) for line in file["matches"]):
+                return
+            if file.get("binary"):  # as ripgrep noticed after these matches
+                self.matches = [match for match in self.matches if match.path != path]
 
-    async def end(self, process: Process, *, regex: bool) -> None:
-        """Wait for the exit of the program, unless a budget is used up. Raises as `search`."""
-        if self.budget.used_up is not None:
-            return
-        code = await process.wait()
-        program, stderr = self.output.program, self.stderr.decode("utf-8", "replace").strip()
-        if process.cause == "timeout":
-            self.budget.used_up = "time"
-        elif process.failure:
-            raise CommandNotRun(process.failure)
-        elif code == NO_PROGRAM and not program:
-            raise CommandNotRun("the executor has neither rg nor grep on its PATH: install ripgrep there")
-        elif code == NOT_VALID and regex:
-            raise ValueError(f"pattern is not valid for {program}: {stderr}")
-        elif code > SOME_UNREAD:
-            raise CommandNotRun(f"{program or 'the search'} failed with exit code {code}: {stderr}")
-
-    def result(self) -> Matches:
-        """What was found."""
-        messages = self.stderr.decode("utf-8", "replace").splitlines()[:MAX_UNREAD]
-        return Matches(sorted(self.matches), self.budget.used_up, messages, self.output.program)
+    def _take(self, match: Match, size: int) -> bool:
+        size += _size(match.text)
+        if not self.entries_left or self.bytes_left < size:
+            self.truncated = "bytes" if self.entries_left else "matches"
+            return False
+        self.matches.append(match)
+        self.entries_left -= 1
+        self.bytes_left -= size
+        return True
 
 
-async def _place(files: FileSystem, path: AnyPath) -> tuple[str, str]:
-    """The working directory of a search, and the name in it that is searched."""
-    status, place = await files.stat(path), parse_path_uri(files.uri(path))
-    if not (status.is_dir or status.is_file):
-        raise ValueError(f"path is neither a folder nor a regular file: {place}")
-    return (place, ".") if status.is_dir else posixpath.split(place)
-
-
-async def _entries(files: FileSystem, top: str, budget: _Budget) -> AsyncIterator[WalkEntry]:
-    """All names below a folder: by one walk, or folder by folder where that is too much for one."""
-    folders = deque([top])
-    while folders:
-        folder = folders.popleft()
+async def _collect(executor: Executor, request: Request, collected: _Collected, timeout: float) -> _Collected:  # noqa: ASYNC109 - as of `search`
+    clock = asyncio.get_running_loop().time
+    end = clock() + arguments.seconds(timeout, "timeout", instead="pass a large number for a long search")
+    while True:
+        collected.begin()
         try:
-            entries = await files.walk(folder)
-            if not entries and folder == top:
-                await files.iterdir(top)  # raises the error that hides the names
-        except WalkIncomplete:
-            try:
-                entries = await files.walk(folder, max_depth=0)
-            except WalkIncomplete as error:
-                entries, budget.used_up = error.entries, "names"
-            folders.extend(entry.path for entry in entries if entry.is_dir)
-        for entry in entries:
-            yield entry
+            async with Pages(executor, request) as pages:
+                while not (pages.complete or collected.truncated):
+                    left = end - clock()
+                    if left <= 0:
+                        collected.truncated = "time"
+                        break
+                    # One entry more tells whether there are more.
+                    page = await pages.next(collected.entries_left + 1, collected.bytes_left, left)
+                    collected.add(page, pages.folder)
+            return collected
+        except CallFailed as error:
+            if error.wire_name != UNKNOWN_CURSOR:
+                raise
 
 
-def _matcher(glob: str) -> Callable[[str], bool]:
-    """Whether a path, relative to the searched folder, is matched."""
-    try:
-        import bracex
-        from wcmatch import glob as globs
-    except ImportError as error:
-        raise ImportError('globs need the package wcmatch: pip install "execclient[search]"') from error
-    text = arguments.text(glob, "glob")
-    if ".." in text.split("/"):
-        raise ValueError(f"glob has '..', which leads out of the searched folder: {text!r}")
-
-    def compiled(name: str) -> _NameMatcher:
-        return None if name == "**" else globs.compile(name, flags=globs.FORCEUNIX).match
-
-    try:
-        alternatives = [
-            [compiled(name) for name in re.split("/+", each)]
-            for each in bracex.expand(text.lstrip("/"), keep_escapes=True, limit=_MAX_ALTERNATIVES)
-        ]
-    except Exception as error:  # its class is not public
-        raise ValueError(f"glob {text!r} is not valid: {error}") from error
-    if "/" in text:
-        return lambda path: any(_matches(path.split("/"), each) for each in alternatives)
-    return lambda path: any(_matches([path.rpartition("/")[2]], each) for each in alternatives)
+def _match(path: str, line: Mapping[str, Json]) -> Match:
+    match = Match(path, line["line"], _text(line))
+    match.ranges = [(begin, end) for begin, end in line["ranges"]]
+    if "cut" in line:
+        match.cut = line["cut"]
+    if "before" in line:
+        match.before = [(each["line"], _text(each)) for each in line["before"]]
+    if "after" in line:
+        match.after = [(each["line"], _text(each)) for each in line["after"]]
+    return match
 
 
-def _matches(path: Sequence[str], glob: Sequence[_NameMatcher]) -> bool:
-    """Whether the names of a path are matched, in a time that grows with both lengths, and no faster.
-
-    A regular expression for several `**` can take hours for one path.
-    """
-    places = _past_folders({0}, glob)
-    for name in path:
-        following = set()
-        for place in places:
-            matcher = glob[place] if place < len(glob) else _no_name
-            if matcher is None:
-                if not name.startswith("."):
-                    following |= {place, place + 1}
-            elif matcher(name):
-                following.add(place + 1)
-        places = _past_folders(following, glob)
-    return len(glob) in places
+def bytes_of(line: Mapping[str, Json]) -> bytes:
+    """The bytes of a line of the wire, without its end."""
+    return line["text"].encode() if "text" in line else b64decode(line["textBase64"])
 
 
-def _past_folders(places: set[int], glob: Sequence[_NameMatcher]) -> set[int]:
-    """Places in a glob, with those after a `**`, which may stand for no folder unless it is the last part."""
-    for place in sorted(places):
-        while place < len(glob) - 1 and glob[place] is None:
-            place += 1
-            places.add(place)
-    return places
+def _text(line: Mapping[str, Json]) -> str:
+    return line["text"] if "text" in line else bytes_of(line).decode("utf-8", "replace")
 
 
-def _no_name(name: str) -> bool:
-    return False
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogateescape"))
+
+
+# -- arguments
+
+
+def _pattern(pattern: str, *, regex: bool, multiline: bool) -> str:
+    if multiline and not regex:
+        raise ValueError("multiline needs a regular expression: pass regex=True")
+    if "\n" in arguments.text(pattern, "pattern") and not multiline:
+        raise ValueError("pattern has a newline, and lines are searched one by one: pass multiline=True")
+    return pattern or "^"
+
+
+def _texts(values: str | Iterable[str], name: str) -> list[str]:
+    return [arguments.text(each, name) for each in ([values] if isinstance(values, str) else values)]
+
+
+def _folders(names: Iterable[str]) -> list[str]:
+    if isinstance(names, str):
+        raise TypeError(f"exclude_dirs are several names: [{names!r}]")
+    folders = _texts(names, "exclude_dirs")
+    for folder in folders:
+        if not folder or "/" in folder:
+            raise ValueError(f"exclude_dirs are names of folders, not {folder!r}")
+    return folders

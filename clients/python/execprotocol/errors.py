@@ -27,6 +27,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import ClassVar
 
+NAMES_OF_SEARCHES = frozenset(
+    {
+        *("pattern_refused", "glob_refused", "unknown_cursor", "search_differs", "search_ended"),
+        *("search_unavailable", "search_failed"),
+    }
+)
+"""Names of errors that only extensions have: on a connection with extensions the Codex dialect has them, too
+(X15)."""
+
 PARSE_ERROR_ID = -1
 """The id of a reply to a message whose own id could not be read."""
 
@@ -49,6 +58,11 @@ class RpcError(Exception):
         self.field = field
         self.details: dict[str, str] = {}
         """What is known beyond the message. With it, `data` is in the Codex dialect too (X15)."""
+
+    @property
+    def has_data(self) -> bool:
+        """Whether `data` is in the Codex dialect too, on a connection with extensions (X15)."""
+        return bool(self.details) or self.name in NAMES_OF_SEARCHES
 
     def data(self) -> dict[str, str]:
         """The `data` member of an error reply in the JSON-RPC 2.0 dialect."""

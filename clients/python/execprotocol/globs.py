@@ -12,7 +12,7 @@ is imported by the first search with a glob, and raises `ImportError` without th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import bracex
 from wcmatch import glob as wcmatch
@@ -67,6 +67,24 @@ def rough_names(globs: Iterable[str], *, hidden: bool) -> list[str]:
             return []
         names.add(re.sub(r"\*+", "*", name))
     return sorted(names)
+
+
+def only_hidden_differ(globs: Sequence[str], *, hidden: bool) -> bool:
+    """Whether the globs match every file that `rough_names` matches (without such names every file), apart
+    from paths in which a name begins with a dot.
+
+    Args:
+        globs: valid globs.
+        hidden: as for `rough_names`.
+    """
+    alternatives = [
+        parts for parts in _alternatives(globs) if parts[:-1] in ([""], ["**"]) or parts == ["**"]
+    ]
+    if any(parts[-1] in ("*", "**") for parts in alternatives):
+        return True
+    everywhere = {re.sub(r"\*+", "*", parts[-1]) for parts in alternatives}
+    names = rough_names(globs, hidden=hidden)
+    return bool(names) and everywhere.issuperset(names)
 
 
 def _alternatives(globs: Iterable[str]) -> Iterator[list[str]]:

@@ -85,6 +85,7 @@ def test_help_and_version_are_commands_too(
         (["exec"], "execserver: error: no such command: exec; did you mean run?"),
         (["ls"], "execserver: error: no such command: ls; did you mean ps?"),
         (["list"], "execserver: error: no such command: list; did you mean ps?"),
+        (["grep"], "execserver: error: no such command: grep; did you mean search?"),
         (["rm", "x"], "execserver: error: no such command: rm; did you mean kill?"),
         (["stop", "x"], "execserver: error: no such command: stop; did you mean kill?"),
         (["--url", "stdio:"], "execserver: error: no command is given"),

@@ -72,6 +72,7 @@ def test_the_public_names_are_these() -> None:
 
     assert set(execclient.__all__) - failures == {
         *("connect", "Executor", "Process", "FileSystem", "Watch", "Change"),
+        *("Forward", "ListeningPort", "PortEvent", "PortEvents"),
         *("DrainNotice", "NetworkAccess", "NetworkDecision", "NetworkRequest"),
         *(
             "ResourceLimits",

@@ -47,9 +47,13 @@ COMMANDS = {
     "run": process_commands.RUN,
     "attach": process_commands.ATTACH,
     "ps": process_commands.PS,
+    "ports": process_commands.PORTS,
+    "forward": process_commands.FORWARD,
     "logs": process_commands.LOGS,
     "kill": process_commands.KILL,
     "cp": file_commands.CP,
+    "search": file_commands.SEARCH,
+    "glob": file_commands.GLOB,
     "patch": file_commands.PATCH,
     "watch": file_commands.WATCH,
     "policy": file_commands.POLICY,
@@ -58,7 +62,15 @@ COMMANDS = {
 }
 """The commands by name, in the order of the help."""
 
-_HABITS = {"exec": "run", "list": "ps", "ls": "ps", "stop": "kill", "rm": "kill"}
+_HABITS = {
+    "exec": "run",
+    "list": "ps",
+    "ls": "ps",
+    "grep": "search",
+    "find": "glob",
+    "stop": "kill",
+    "rm": "kill",
+}
 """Commands of docker and others that have another name here."""
 
 

@@ -1,13 +1,16 @@
-"""The commands for files, with their options: `cp`, `patch`, `watch` and `policy check`."""
+"""The commands for files, with their options: `cp`, `search`, `glob`, `patch`, `watch` and `policy check`."""
 
 from __future__ import annotations
 
 from argparse import BooleanOptionalAction, Namespace
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Literal
 
-from execclient.commands import completion
+from execclient.commands import completion, values
 from execclient.commands.options import (
     Command,
+    add_color,
     add_command,
     add_daemon,
     add_json,
@@ -19,7 +22,7 @@ from execclient.commands.options import (
 )
 from execprotocol.command_line import Parser
 
-# -- cp, patch
+# -- cp
 
 
 def _add_cp(parser: Parser) -> None:
@@ -76,6 +79,160 @@ CP = Command(
 )
 
 
+# -- search, glob
+
+
+def _add_search(parser: Parser) -> None:
+    pattern = parser.add_argument("pattern", metavar="PATTERN", help="regular expression, as of rg")
+    completion.complete_with(pattern, completion.nothing)
+    path = parser.add_argument(
+        "path",
+        nargs="?",
+        metavar="PATH",
+        help="directory or file on the daemon's machine (default: the daemon's working directory)",
+    )
+    completion.complete_with(path, completion.nothing)
+    add_daemon(parser)
+    parser.add_argument("-F", "--fixed-strings", action="store_true", help="PATTERN is a text")
+    parser.add_argument("-i", "--ignore-case", action="store_true", help="ignore case")
+    parser.add_argument("-U", "--multiline", action="store_true", help="a match may span lines")
+    globs = parser.add_argument(
+        "-g",
+        "--glob",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="search files that GLOB matches, as *.py or src/**/*.py; may be repeated",
+    )
+    completion.complete_with(globs, completion.nothing)
+    parser.add_argument(
+        "-C",
+        "--context",
+        type=int,
+        default=0,
+        metavar="N",
+        help="print N lines around each match, at most 20",
+    )
+    parser.add_argument("-l", "--files-with-matches", action="store_true", help="print only names of files")
+    _add_searching(parser)
+
+
+def _add_glob(parser: Parser) -> None:
+    globs = parser.add_argument(
+        "globs", nargs="+", metavar="GLOB", help="names of files, as *.py or src/**/*.py"
+    )
+    completion.complete_with(globs, completion.nothing)
+    path = parser.add_argument(
+        "--path",
+        metavar="D",
+        help="directory on the daemon's machine (default: the daemon's working directory)",
+    )
+    completion.complete_with(path, completion.nothing)
+    add_daemon(parser)
+    _add_searching(parser)
+
+
+def _add_searching(parser: Parser) -> None:
+    parser.add_argument(
+        "--hidden", action="store_true", help="include files and directories that begin with a dot"
+    )
+    parser.add_argument(
+        "--no-ignore", action="store_true", help="include what .gitignore and other ignore files exclude"
+    )
+    parser.add_argument(
+        "--exclude-dir",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave out directories with this name; may be repeated",
+    )
+    parser.add_argument(
+        "-m",
+        "--max-count",
+        type=values.count,
+        metavar="N",
+        help="stop after N matches or files (default: no limit)",
+    )
+    parser.add_argument(
+        "--timeout", type=values.duration, metavar="T", help="stop after this time (default: never)"
+    )
+    parser.add_argument("-0", "--null", action="store_true", help="end each name of a file with NUL")
+    add_color(parser, "color paths and matches")
+    add_sandbox(
+        parser,
+        "limit access to the daemon's machine; the daemon's working directory is the workspace",
+    )
+    add_json(parser)
+
+
+def _search(options: Namespace) -> int:
+    return _perform_search(
+        options,
+        "fs/search",
+        {
+            "pattern": options.pattern or "^",
+            "regex": not (options.fixed_strings and options.pattern),
+            "ignoreCase": options.ignore_case,
+            "multiline": options.multiline,
+            "globs": options.glob,
+            "contextLines": options.context,
+            "output": "files" if options.files_with_matches else "lines",
+        },
+    )
+
+
+def _glob(options: Namespace) -> int:
+    return _perform_search(options, "fs/glob", {"globs": options.globs})
+
+
+def _perform_search(
+    options: Namespace, method: Literal["fs/search", "fs/glob"], params: Mapping[str, Any]
+) -> int:
+    from execclient.commands import search as searching
+    from execclient.commands.failures import perform
+
+    selected = {
+        "hidden": options.hidden,
+        "ignoreRules": not options.no_ignore,
+        "excludeDirs": options.exclude_dir,
+    }
+    given = searching.SearchOptions(
+        method=method,
+        params={**params, **selected},
+        path=options.path,
+        limit=options.max_count,
+        timeout=options.timeout,
+        color=options.color,
+        null=options.null,
+        as_json=options.as_json,
+        sandbox=sandbox_of(options),
+    )
+    return perform(lambda: searching.search(daemon_of(options), given))
+
+
+SEARCH = Command(
+    "search files on the daemon's machine for lines",
+    "Search files on the daemon's machine for lines that match, and print them as PATH:LINE:TEXT. As with "
+    "rg, hidden, ignored and binary files are left out. The exit status is 1 if nothing matches.",
+    "[OPTIONS] PATTERN [PATH]",
+    _add_search,
+    _search,
+)
+
+GLOB = Command(
+    "find files on the daemon's machine by name",
+    "Find files on the daemon's machine by name. A GLOB without '/' applies to names at any depth, one with "
+    "'/' to paths; ** is any number of directories. Hidden and ignored files are left out. The exit status "
+    "is 1 if nothing matches.",
+    "[OPTIONS] GLOB...",
+    _add_glob,
+    _glob,
+)
+
+
+# -- patch
+
+
 def _add_patch(parser: Parser) -> None:
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="the patch (default: '-', stdin)")
     add_daemon(parser)
@@ -88,12 +245,7 @@ def _add_patch(parser: Parser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the diff; change nothing")
     parser.add_argument("--diff", action="store_true", help="print the diff and apply the patch")
-    parser.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="color the diff; auto: on a terminal, unless NO_COLOR is set (the default)",
-    )
+    add_color(parser, "color the diff")
     add_json(parser)
 
 

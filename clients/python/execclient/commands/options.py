@@ -180,6 +180,16 @@ def add_json(parser: Parser) -> None:
     parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON, for scripts")
 
 
+def add_color(parser: Parser, effect: str) -> None:
+    """Add `--color`. `effect` is the beginning of its help."""
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help=f"{effect}; auto: on a terminal, unless NO_COLOR is set (the default)",
+    )
+
+
 def add_session(parser: Parser) -> None:
     """Add `--session`."""
     session = parser.add_argument(

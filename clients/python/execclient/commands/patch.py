@@ -7,17 +7,17 @@ connection is made: a syntax error is found without a daemon.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from execclient import CallFailed, Executor, SandboxRequired
 from execclient.commands.daemon import DaemonOptions
 from execclient.commands.failures import SANDBOX_OPTION, CommandExit, print_message
 from execclient.commands.sandboxes import file_sandbox
 from execclient.commands.signals import Signals
+from execclient.commands.terminal import When, is_colored, is_for_people, visible
 from execclient.connection.connection import Json
 from execclient.patch import (
     Applied,
@@ -34,7 +34,6 @@ from execclient.patch import (
     plan_at,
 )
 from execclient.patch.plan import absolute
-from execprotocol.command_line import printable
 
 if TYPE_CHECKING:
     from execclient.govern.sandbox import SandboxPolicy
@@ -227,8 +226,6 @@ def _camel_cased(name: str) -> str:
 
 # -- diffs for people
 
-When = Literal["auto", "always", "never"]
-
 _GREEN, _RED, _CYAN, _BOLD, _DIM, _RESET = (f"\x1b[{code}m" for code in (32, 31, 36, 1, 2, 0))
 
 _IN_HUNK = {"+": _GREEN, "-": _RED, "@": _CYAN, "\\": _DIM, " ": ""}
@@ -237,23 +234,6 @@ _IN_HUNK = {"+": _GREEN, "-": _RED, "@": _CYAN, "\\": _DIM, " ": ""}
 _FILE_HEADER = _BOLD
 _OBJECT_NAMES = _DIM
 """The `index` lines, which only programs read."""
-
-
-def is_colored(when: When) -> bool:
-    """Whether to color stdout: by default on a terminal with colors, unless `NO_COLOR` is set."""
-    if when == "auto":
-        return os.isatty(1) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return when == "always"
-
-
-def is_for_people(when: When) -> bool:
-    """Whether a person reads stdout, and not another program."""
-    return os.isatty(1) or is_colored(when)
-
-
-def visible(text: str) -> str:
-    """The text with invisible characters escaped, except for line ends and tabs."""
-    return printable(text, keep="\n\t")
 
 
 def format_diff(diff: str, when: When) -> str:

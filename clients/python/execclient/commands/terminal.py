@@ -1,4 +1,4 @@
-"""The user's terminal: raw mode while a remote terminal is shown on it, and text that is safe to print."""
+"""The user's terminal: raw mode for a remote terminal, colors, and text that is safe to print."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import termios
 import tty
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
+
+from execprotocol.command_line import printable
 
 LEAVE_SCREEN = (
     b"\x1b[?1000;1002;1003;1006l"  # no mouse
@@ -20,6 +22,26 @@ LEAVE_SCREEN = (
     b"\x1b[0m\x1b[r\x1b[999;1H\r\n"  # no colors, the whole screen scrolls, cursor below its content
 )
 """Undoes the settings of a full-screen program that is left running."""
+
+When = Literal["auto", "always", "never"]
+"""The values of `--color`."""
+
+
+def is_colored(when: When) -> bool:
+    """Whether to color stdout: by default on a terminal with colors, unless `NO_COLOR` is set."""
+    if when == "auto":
+        return os.isatty(1) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return when == "always"
+
+
+def is_for_people(when: When) -> bool:
+    """Whether a person reads stdout, and not another program."""
+    return os.isatty(1) or is_colored(when)
+
+
+def visible(text: str) -> str:
+    """The text with invisible characters escaped, except for line ends and tabs."""
+    return printable(text, keep="\n\t")
 
 
 def screen_size() -> tuple[int, int] | None:

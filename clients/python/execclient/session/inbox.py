@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from pybase64 import b64decode
 
@@ -381,7 +382,8 @@ class InboxTable:
                 receive(params)
             return
         if not method.startswith("process/"):
-            self._on_other(method, params)
+            # The watch of ports, of which a session has one, has the name of its event.
+            self.watches.get(method, partial(self._on_other, method))(params)
             return
         inboxes = self._inboxes.get((params.get("sessionId"), params["processId"]))
         if inboxes is not None:

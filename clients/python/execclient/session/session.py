@@ -39,6 +39,7 @@ IDEMPOTENT = frozenset(
     {
         "process/list",
         "process/listForgotten",
+        "port/list",
         "process/read",
         "process/write",  # the daemon remembers the write id
         "process/closeStdin",
@@ -49,11 +50,14 @@ IDEMPOTENT = frozenset(
         "session/end",  # after the first the session cannot be resumed
         "fs/canonicalize",
         "fs/digest",
+        "fs/endSearch",
         "fs/getFiles",
         "fs/getMetadata",
+        "fs/glob",  # a page can be requested again
         "fs/putFiles",  # each file gets the same content as a whole
         "fs/readDirectory",
         "fs/readFile",
+        "fs/search",  # as `fs/glob`
         "fs/setMetadata",
         "fs/unwatch",
         "fs/walk",

@@ -45,6 +45,7 @@ from execclient import (
     OutcomeUnknown,
     OutputGap,
     TransferFailed,
+    Unsupported,
 )
 from execclient.arguments import Sandbox
 from execclient.file_session import repeated
@@ -57,6 +58,8 @@ WHOLE_FILE_BYTES = 4 << 20
 
 _FAILURES = (CallFailed, TransferFailed, ValueError)
 """Failures that are reported to the model. A lost session is an error of the program."""
+
+_SEARCH_FAILURES = (*_FAILURES, CommandNotRun, NotADirectoryError, Unsupported)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +232,7 @@ class Operations:
                 max_bytes=MAX_GREP_BYTES,
                 timeout=DEFAULT_GREP_TIMEOUT,
             )
-        except (*_FAILURES, CommandNotRun) as error:
+        except _SEARCH_FAILURES as error:
             return GrepResult(error=f"Path '{path or '.'}': {reason(error)}")
         matches = [GrepMatch(path=shown(path), line=line, text=text) for path, line, text in found.matches]
         return GrepResult(matches=matches, truncated=found.truncated is not None)
@@ -245,7 +248,7 @@ class Operations:
                 workspace=self.root_dir,
                 timeout=DEFAULT_GREP_TIMEOUT,
             )
-        except (*_FAILURES, NotADirectoryError) as error:
+        except _SEARCH_FAILURES as error:
             return GlobResult(error=f"Path '{path or '.'}': {reason(error)}")
         return GlobResult(
             matches=[{"path": shown(path), "is_dir": False} for path in found.paths],

@@ -1,0 +1,1 @@
+"""`fs/search` and `fs/glob`: ripgrep in the request's sandbox, its output as a stream of pages."""
