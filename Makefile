@@ -10,6 +10,7 @@ MCP_INSPECTOR_VERSION := 2.12.0
 MCP_EVERYTHING_VERSION := 2026.8.31
 SVG_TERM_VERSION := 2.1.1
 UNDICI_VERSION := 6.29.1
+VITE_VERSION := 6.4.6
 CODEX = $(firstword $(wildcard .interop/node_modules/@openai/codex-linux-*/vendor/*/bin/codex) \
 	$(wildcard .interop/node_modules/@openai/codex/vendor/*/bin/codex))
 SERVE := $(CURDIR)/$(BIN)/execserver serve
@@ -23,7 +24,7 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 	release-tests release-check soak faults fleet limits-vm limits-vm-setup fuzz bubblewrap terminal-tools ssh-server \
 	browser runtimes shells network-tools container-check integrations interop interop-setup probe relay-probe \
 	sandbox-backend vectors stock-client stock-websocket stock-stdio beside-stock relay-stock systemd-setup \
-	systemd-verify foreign-clients bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
+	systemd-verify foreign-clients forward-vite bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
 
 # A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
 help:
@@ -230,8 +231,9 @@ release-check: ## test, fleet, docs-check, release-tests, integrations, interop,
 
 ##@ Longer tests
 
-soak: setup ## 10,000 commands, then look for what they left behind
-	EXECSERVER_SOAK_COMMANDS=10000 $(BIN)/python -m pytest -q tests/soak --timeout 900
+soak: setup ## 10,000 commands, then look for what they left behind, and a watch of 1,000,000 changes
+	EXECSERVER_SOAK_COMMANDS=10000 EXECSERVER_SOAK_CHANGES=1000000 \
+		$(BIN)/python -m pytest -q tests/soak --timeout 1200
 
 limits-vm-setup:
 	$(call install,test -x /usr/lib/qemu/virtiofsd && ls /boot/vmlinuz-*-cloud-amd64 >/dev/null && test -x /bin/busybox && command -v cpio >/dev/null,qemu-system-x86 linux-image-cloud-amd64 busybox-static cpio,QEMU 7 with virtiofsd or a cloud kernel or busybox)
@@ -338,9 +340,10 @@ interop-setup: setup
 	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix .interop @openai/codex@$(CODEX_VERSION)
 
 # Three at a time, once nothing more is to be installed: they wait more than they work, the probe longest.
-interop: interop-setup bubblewrap systemd-setup ## all of this section; needs $SHARED, npm and systemd's programs
+interop: interop-setup bubblewrap systemd-setup browser ## all of this section; needs $SHARED, npm and systemd's programs
 	$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target \
-		probe stock-websocket vectors relay-stock stock-stdio relay-probe beside-stock foreign-clients systemd-verify
+		probe stock-websocket vectors relay-stock stock-stdio relay-probe beside-stock foreign-clients systemd-verify \
+		forward-vite
 
 probe: setup ## the conformance probe of the reference
 	test -d $(SHARED)/conformance || { echo "$(SHARED) is missing: set SHARED to the shared folder" >&2; exit 1; }
@@ -382,6 +385,16 @@ stock-stdio: interop-setup
 		--stdio-cmd "$(SERVE) --listen stdio"
 	CODEX_BIN=$(CURDIR)/$(CODEX) $(BIN)/python -m tests.interop.stock_turns $(SHARED) --scenario mcp_http,managed_network \
 		--stdio-cmd "$(SERVE) --listen stdio"
+
+# vite 7 needs a newer Node than Debian's 20.
+FORWARD := .interop/forward
+
+$(FORWARD)/vite-$(VITE_VERSION).ready:
+	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix $(FORWARD) vite@$(VITE_VERSION)
+	touch $@
+
+forward-vite: setup bubblewrap browser runtimes $(FORWARD)/vite-$(VITE_VERSION).ready ## a hot reload in a browser, through a forwarded port
+	$(BIN)/python -m pytest -q tests/interop/forward_vite.py
 
 beside-stock: interop-setup bubblewrap ## our answers beside those of the stock server: discovery, network proxy
 	test -n "$(CODEX)" || { echo "the codex binary is not below .interop: run make interop-setup" >&2; exit 1; }

@@ -29,7 +29,7 @@ from benchmarks.wire import Transport
 from benchmarks.workloads import FULL, QUICK, WORKLOADS, Row, Sizes, Workload
 
 Side = Literal["reference", "candidate", "generator"]
-"""The generator is measured at the candidate's server, in the reference's place."""
+"""The generator is measured in the reference's place: at the candidate's server, or beside it."""
 
 # The longest workload (1,000 processes on a loaded machine) stays well below.
 WORKLOAD_SECONDS = 120.0
@@ -153,7 +153,7 @@ class Comparison:
         ]
 
     def _row(self, workload: Workload, row: Row, transport: Transport, reference: Transport) -> RowResult:
-        table: Table = transport if workload.generator is None else "library"
+        table: Table = transport if workload.generator is None else workload.beside
         wanted = target(row.name, table, with_spool=self.with_spool)
         return RowResult(workload.name, row, table, transport, reference, wanted)
 
@@ -182,8 +182,10 @@ class Comparison:
                         row.failures.append(f"round {turn + 1}: {error!r}")
                 continue
             for row in of_member:
-                values = row.candidate if member.side == "candidate" else row.reference
-                values[turn] = measured[row.row.name]
+                if member.side == "candidate":
+                    row.candidate[turn] = measured[row.row.name]
+                elif row.row.name in measured:
+                    row.reference[turn] = measured[row.row.name]
 
     def _measure(self, member: Competitor, workload: Workload, scratch: Path) -> dict[str, float]:
         command = self.reference if member.side == "reference" else self.candidate

@@ -24,6 +24,7 @@ _TITLES = {
     "ws": "WebSocket",
     "unix": "Unix socket (beside the reference over WebSocket, which has no Unix socket)",
     "library": "Client library (beside the load generator at the same server, over a Unix socket)",
+    "programs": "Searches, changes and ports (beside ripgrep and ssh -L)",
 }
 
 
@@ -87,7 +88,7 @@ def _ratio(result: RowResult) -> tuple[str, str, str]:
 
 def heading(reference: str | None, candidate: str | None, rounds: int) -> str:
     """What is compared, and the head of the table."""
-    columns = f"{'':7} {'row':42} {'unit':6} {'reference':>10} {'candidate':>10}  {'ratio':>7}"
+    columns = f"{'':8} {'row':42} {'unit':6} {'reference':>10} {'candidate':>10}  {'ratio':>7}"
     return (
         f"reference: {reference or '-'}\ncandidate: {candidate or '-'}\n"
         f"{rounds} rounds, medians; ratio above 1 = candidate better\n\n"
@@ -103,7 +104,7 @@ def line(result: RowResult) -> str:
     if result.failures:
         verdict += f" ({len(result.failures)} rounds failed: {result.failures[0]})"
     return (
-        f"{result.table:7} {result.row.title:42} {result.row.unit:6} {_value(result.reference):>10} "
+        f"{result.table:8} {result.row.title:42} {result.row.unit:6} {_value(result.reference):>10} "
         f"{_value(result.candidate):>10}  {median:>7}  {quartiles:16} {whole:16} {must:12} {verdict}"
     ).rstrip()
 
@@ -131,7 +132,7 @@ def machine() -> dict[str, str]:
 
 
 def markdown(run: Run, results: list[RowResult]) -> str:
-    """A table for each transport, one for the library, and the circumstances of the run."""
+    """The tables that have rows, and the circumstances of the run."""
     facts = ", ".join(f"{name} {value}" for name, value in machine().items())
     scale = " with small sizes" if run.quick else ""
     text = [

@@ -77,10 +77,10 @@ class ServerUnderTest:
         """The started process; with a supervisor, that one."""
         return self._process.pid
 
-    def connect(self) -> Connection:
+    def connect(self, *, extensions: bool = False) -> Connection:
         """A new connection with the handshake done (over stdio there can be only one)."""
         connection = self._open()
-        connection.handshake()
+        connection.handshake(extensions=extensions)
         if self.first_response_at is None:
             self.first_response_at = time.perf_counter()
         return connection

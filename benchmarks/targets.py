@@ -4,7 +4,8 @@ Source: the project's pages AGENT_DAY and, for the other rows, PERFORMANCE, sect
 a sandbox have none: the reference does not confine them. `docs/benchmarks.md` says how a row is read.
 Ratios are to the reference in the same run, above 1 = this server is better. A Unix socket exists only here:
 its rows stand beside the reference's WebSocket rows and share their targets. What the client library reaches
-is a share of what the load generator does at the same server.
+is a share of what the load generator does at the same server. The reference of searches is ripgrep,
+and that of forwarded ports is `ssh -L`.
 """
 
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from typing import Literal
 
 from benchmarks.wire import Transport
 
-Table = Transport | Literal["library"]
-"""Where a row stands: under its transport, or among those of the client library."""
+Table = Transport | Literal["library", "programs"]
+"""Where a row stands: under its transport, among those of the client library, or beside other programs."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class AtLeast:
     ratio: float
 
     def __str__(self) -> str:
-        return f"≥{self.ratio:g}x"
+        return f"≥{self.ratio:.3g}x"
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,15 @@ _WITH_SPOOL = {
     "output_head": (6, 1.8),
 }
 _OF_LIBRARY = 0.6
+# No more than 1.3 times the time of ripgrep, in one request.
+_OF_RIPGREP = 1 / 1.3
+_OF_PROGRAMS: dict[str, Target] = {
+    "search": AtLeast(_OF_RIPGREP),
+    "glob": AtLeast(_OF_RIPGREP),
+    "first_event": AtMost(150, "ms"),
+    "forward_down": AtLeast(0.5),
+    "forward_up": AtLeast(0.5),
+}
 _LIMITS = {
     # Beyond what the server keeps by contract.
     "slow_reader": AtMost(4, "MiB"),
@@ -104,6 +114,8 @@ def target(row: str, table: Table, *, with_spool: bool = False) -> Target | None
     """The target of a row in a table, or None when it is only reported."""
     if table == "library":
         return AtLeast(_OF_LIBRARY)
+    if table == "programs":
+        return _OF_PROGRAMS.get(row)
     if row == "flood" and table != "stdio":
         return AnswersAll()
     if row == "first_closed":

@@ -71,9 +71,10 @@ class Connection(ABC):
         """As `frame`, for a message that may be larger than one frame is allowed to be."""
         return self.frame(message)
 
-    def handshake(self) -> None:
-        """Initialize a new session."""
-        reply = self.call(b'{"id":1,"method":"initialize","params":{"clientName":"benchmarks"}}')
+    def handshake(self, *, extensions: bool = False) -> None:
+        """Initialize a new session, with events and members that the reference does not have if asked for."""
+        asked = b',"extensions":{"execserver":1}' if extensions else b""
+        reply = self.call(b'{"id":1,"method":"initialize","params":{"clientName":"benchmarks"%b}}' % asked)
         if b"sessionId" not in reply:
             raise ConnectionError(f"initialize was refused: {reply[:200]!r}")
         self.send(self.frame(b'{"method":"initialized"}'))

@@ -11,10 +11,13 @@ import os
 import struct
 from typing import NamedTuple
 
+MODIFY, ATTRIBUTES = 0x2, 0x4
 CREATE, DELETE = 0x100, 0x200
 MOVED_FROM, MOVED_TO = 0x40, 0x80
+DELETE_SELF, MOVE_SELF = 0x400, 0x800
 UNMOUNT, QUEUE_OVERFLOW, IGNORED = 0x2000, 0x4000, 0x8000
-ONLY_DIRECTORY = 0x01000000
+ONLY_DIRECTORY, EXCLUDE_UNLINKED = 0x01000000, 0x04000000
+IS_DIRECTORY = 0x40000000
 
 _HEADER = struct.Struct("iIII")
 _BUFFER_BYTES = 1 << 16
@@ -28,6 +31,8 @@ class Event(NamedTuple):
     watch: int
     mask: int
     name: str
+    cookie: int = 0
+    """Of a rename: the same for both of its events."""
 
 
 def open_inotify() -> int:
@@ -62,9 +67,9 @@ def read_events(fd: int) -> list[Event]:
     events = []
     offset = 0
     while offset < len(data):
-        watch, mask, _, length = _HEADER.unpack_from(data, offset)
+        watch, mask, cookie, length = _HEADER.unpack_from(data, offset)
         offset += _HEADER.size
-        events.append(Event(watch, mask, os.fsdecode(data[offset : offset + length].rstrip(b"\0"))))
+        events.append(Event(watch, mask, os.fsdecode(data[offset : offset + length].rstrip(b"\0")), cookie))
         offset += length
     return events
 

@@ -29,7 +29,7 @@ from tools.reference_page import (
 from tools.tools_reference import ToolsPage
 from tools.wire_docs.generated import split_check, write_or_check
 
-ENTRANCES = ("connect", "Executor", "Process", "TextStream", "LineStream", "FileSystem")
+ENTRANCES = ("connect", "Executor", "Process", "TextStream", "LineStream", "FileSystem", "Watch")
 """What one works with. Other names are values, or errors."""
 
 _HEAD = """\
@@ -122,12 +122,13 @@ class ClientPage(ReferencePage):
         self._error_tree(self._package["errors"], self._public, "execclient")
 
     def _methods(self, owner: griffe.Class) -> Sequence[griffe.Function]:
-        """Also those of a class of the same module that exists to be its base."""
-        bases = [base for base in owner.resolved_bases if base.module == owner.module]
-        inherited = [
-            method for base in bases if isinstance(base, griffe.Class) for method in methods_of(base)
-        ]
-        return [*inherited, *super()._methods(owner)]
+        """Also those of a class of the package that exists to be its base: first those of the same module."""
+        bases = [base for base in owner.resolved_bases if base.package == owner.package]
+        inherited: dict[bool, list[griffe.Function]] = {True: [], False: []}
+        for base in bases:
+            if isinstance(base, griffe.Class):
+                inherited[base.module == owner.module] += methods_of(base)
+        return [*inherited[True], *super()._methods(owner), *inherited[False]]
 
     # -- the other modules
 

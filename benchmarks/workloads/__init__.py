@@ -1,6 +1,18 @@
 """The workloads, in the order in which they run and are printed."""
 
-from benchmarks.workloads import agent_day, files, library, lifecycle, output, processes, requests, sandboxes
+from benchmarks.workloads import (
+    agent_day,
+    files,
+    forwarding,
+    library,
+    lifecycle,
+    output,
+    processes,
+    requests,
+    sandboxes,
+    searches,
+    watches,
+)
 from benchmarks.workloads.model import FULL, QUICK, Row, Sizes, Workload
 
 __all__ = ["FULL", "QUICK", "WORKLOADS", "Row", "Sizes", "Workload"]
@@ -14,4 +26,7 @@ WORKLOADS: tuple[Workload, ...] = (
     *sandboxes.WORKLOADS,
     *lifecycle.WORKLOADS,
     *library.WORKLOADS,
+    *searches.WORKLOADS,
+    *watches.WORKLOADS,
+    *forwarding.WORKLOADS,
 )

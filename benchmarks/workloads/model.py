@@ -33,6 +33,10 @@ class Sizes:
     small_writes: int = 500
     large_file_mib: int = 32
     library_runs: int = 300
+    searched_files: int = 100_000
+    watched_changes: int = 20
+    forwarded_mib: int = 256
+    forwarded_connections: int = 50
 
 
 FULL = Sizes()
@@ -52,6 +56,10 @@ QUICK = Sizes(
     small_writes=50,
     large_file_mib=8,
     library_runs=50,
+    searched_files=2_000,
+    watched_changes=5,
+    forwarded_mib=16,
+    forwarded_connections=10,
 )
 
 
@@ -74,8 +82,9 @@ class Workload:
 
     `reference_options` is appended to the reference's command line for this workload.
 
-    With a `generator` it is about the client library, over a Unix socket: `run` is given our server, and so
-    is the generator in the reference's place, which gives the same rows as the load generator measures them.
+    With a `generator` the reference is no server, and all of it is over a Unix socket: `run` is given our
+    server, and so is the generator in the reference's place. It measures the load generator at that server
+    (`beside` is `library`), or another program that does the same (`programs`) in the rows that it has.
     """
 
     name: str
@@ -84,6 +93,7 @@ class Workload:
     transports: frozenset[Transport] = frozenset({"stdio", "ws", "unix"})
     reference_options: str = ""
     generator: Callable[[ServerUnderTest, Connection, Sizes], Measured] | None = None
+    beside: Literal["library", "programs"] = "library"
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -20,6 +20,7 @@ from execserver.api import (
     ports,
     process,
     search,
+    watch,
 )
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.small import SmallFiles
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 EDITS_FOLDER = "edits"
 """The folder in the state folder for the journal of `fs/applyEdits` (`edits/journal.py`)."""
 
-SEARCHES_END_SECONDS = 2.0
-"""How long the end of the server waits for the killed programs of searches."""
+PROGRAMS_END_SECONDS = 2.0
+"""How long the end of the server waits for the killed programs of searches and watches."""
 
 
 class HandlerTable:
@@ -81,7 +82,7 @@ class HandlerTable:
             **process.ProcessHandlers(executor, host, sandboxes, sessions).table(),
             **observing.ObservingHandlers(executor, sessions).table(),
             **ports.PortHandlers(executor, sessions).table(),
-            **self._file_handlers(host, sandboxes, executor.tree_killer.tag),
+            **self._file_handlers(host, sandboxes, launcher, executor.tree_killer.tag),
             **http.HttpHandlers(host).table(),
             **health.handlers(gauges, host),
         }
@@ -96,16 +97,17 @@ class HandlerTable:
             await self._make_edits().replay()
 
     async def close(self) -> None:
-        """Finish the edits, and end the searches and the fs workers."""
-        searches = [session.searches for session in self._sessions if session.searches is not None]
-        ended = [program for each in searches for program in each.close()]
+        """Finish the edits, and end the searches, the watches and the fs workers."""
+        ended = [program for session in self._sessions for program in session.end_programs()]
         if self._edits is not None:
             await self._edits.close()
         await self._workers.close()
         if ended:
-            await asyncio.wait(ended, timeout=SEARCHES_END_SECONDS)
+            await asyncio.wait(ended, timeout=PROGRAMS_END_SECONDS)
 
-    def _file_handlers(self, host: Host, sandboxes: Sandboxes, tag: Callable[[int], int | None]) -> Handlers:
+    def _file_handlers(
+        self, host: Host, sandboxes: Sandboxes, launcher: WorkerLauncher, tag: Callable[[int], int | None]
+    ) -> Handlers:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._mounts.fileno(), self._mounts.refresh)
         # The kernel reports each change once, and the registration may have taken one.
@@ -115,7 +117,11 @@ class HandlerTable:
         confined = filesystem.FileConfinement(self._workers, tmpdir, small)
         handlers: Handlers = filesystem.handlers(self._mounts, small, confined, self._make_edits)
         path = self._environment.get("PATH", DEFAULT_PATH)
-        handlers = {**handlers, **search.SearchHandlers(sandboxes, confined, tag, path).table()}
+        handlers = {
+            **handlers,
+            **search.SearchHandlers(sandboxes, confined, tag, path).table(),
+            **watch.WatchHandlers(launcher, self._mounts, tmpdir).table(),
+        }
         if self._require_sandbox:
             handlers = confinement.require_file_limits(handlers, tmpdir)
         return {**handlers, **discovery.DiscoveryHandlers(host, confined).table()}

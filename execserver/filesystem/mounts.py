@@ -42,6 +42,9 @@ class MountTable:
     in_memory: frozenset[int]
     """The devices (`st_dev`) whose files are in memory only."""
 
+    hanging: frozenset[int]
+    """The devices of the mounts that can hang. The kernel does not report all of their changes."""
+
     def __init__(self) -> None:
         # The kernel reports a change as an exceptional condition, which `add_reader` does not wait for. An
         # epoll descriptor turns it into a readable one.
@@ -60,6 +63,7 @@ class MountTable:
         table = self._read()
         self.can_hang = table_can_hang(table)
         self.in_memory = devices_in_memory(table)
+        self.hanging = devices_that_can_hang(table) if self.can_hang else frozenset()
 
     def close(self) -> None:
         """Close the table."""
@@ -81,13 +85,21 @@ def table_can_hang(mountinfo: bytes) -> bool:
 
 def devices_in_memory(mountinfo: bytes) -> frozenset[int]:
     """The devices (`st_dev`) of the mounts whose files are in memory only."""
-    found = set()
-    for line in mountinfo.splitlines():
-        mount, _, source = line.partition(b" - ")
-        if source.split(b" ", 1)[0] in (b"tmpfs", b"ramfs"):
-            major, minor = mount.split(b" ")[2].split(b":")
-            found.add(os.makedev(int(major), int(minor)))
-    return frozenset(found)
+    return frozenset(
+        _device(line)
+        for line in mountinfo.splitlines()
+        if line.partition(b" - ")[2].split(b" ", 1)[0] in (b"tmpfs", b"ramfs")
+    )
+
+
+def devices_that_can_hang(mountinfo: bytes) -> frozenset[int]:
+    """The devices (`st_dev`) of the mounts that can hang."""
+    return frozenset(_device(line) for line in mountinfo.splitlines() if _mount_can_hang(line))
+
+
+def _device(line: bytes) -> int:
+    major, minor = line.split(b" ", 3)[2].split(b":")
+    return os.makedev(int(major), int(minor))
 
 
 def _mount_can_hang(line: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The program of a worker: the list of its modules, and how they are sent.
+"""The program of a worker: the list of its modules, and how they are sent. Watches are sent in the same way.
 
 Our files are not readable inside a sandbox. So the worker is a plain interpreter, whose program text reads
 compiled code from its standard input: the socket, which later carries the requests.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import marshal
+from collections.abc import Sequence
 from functools import cache
 from types import CodeType
 
@@ -52,10 +53,10 @@ def take(size):
             raise SystemExit("the daemon is gone")
         data += part
     return data
-boot, codes, packages = marshal.loads(take(int.from_bytes(take(4), "little")))
+boot, codes, packages, program = marshal.loads(take(int.from_bytes(take(4), "little")))
 main = {"__name__": "execserver.fsworker.program.boot"}
 exec(boot, main)
-main["run"](codes, packages)
+main["run"](codes, packages, program)
 """
 
 
@@ -68,8 +69,22 @@ def bundle() -> bytes:
     Raises:
         RuntimeError: the installation is incomplete.
     """
-    codes = {name: _code_of(name) for name in PACKAGES + MODULES}
-    payload = marshal.dumps((_code_of(BOOT), codes, frozenset(PACKAGES)))
+    return pack("execserver.fsworker.program.worker", MODULES, PACKAGES)
+
+
+def pack(program: str, modules: Sequence[str], packages: Sequence[str]) -> bytes:
+    """The first data that an interpreter with `COMMAND_TEXT` receives.
+
+    Args:
+        program: the module whose `serve()` is called.
+        modules: all modules besides the standard library that it can import.
+        packages: the packages of those.
+
+    Raises:
+        RuntimeError: the installation is incomplete.
+    """
+    codes = {name: _code_of(name) for name in (*packages, *modules)}
+    payload = marshal.dumps((_code_of(BOOT), codes, frozenset(packages), program))
     return len(payload).to_bytes(4, "little") + payload
 
 

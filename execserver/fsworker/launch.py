@@ -1,4 +1,4 @@
-"""Starts the workers of `fs/*` in their sandboxes, with the ownership tag of the service."""
+"""Starts the workers of `fs/*` in their sandboxes, and the programs of watches, with the service's tag."""
 
 from __future__ import annotations
 
@@ -36,14 +36,35 @@ class WorkerLauncher:
             InvalidRequest: the policy cannot be enforced here.
             OSError: the system is out of resources.
         """
+        return await self.launch(policy, None)
+
+    async def launch(self, policy: Policy, code: bytes | None) -> WorkerProcess:
+        """Start a worker or another program under a policy.
+
+        Args:
+            policy: limits its files; it has no network, even if that allows it.
+            code: the code of the program (`bundle.pack`); None for an fs worker.
+
+        Raises:
+            InvalidRequest: the policy cannot be enforced here.
+            OSError: the system is out of resources.
+        """
         confinement = await asyncio.to_thread(self._confine, replace(policy, network=False))
         try:
-            worker = self._spawn(confinement)
+            worker = self._spawn(confinement, code)
         except BaseException:
             run_in_background(lambda: self._sandboxes.release(confinement))
             raise
         worker.short_lived = confinement.shows
         return worker
+
+    def unconfined(self, code: bytes) -> WorkerProcess:
+        """Start another program (`bundle.pack`) without a sandbox.
+
+        Raises:
+            OSError: the system is out of resources.
+        """
+        return spawn(interpreter.command(), tag=self._tag, code=code)
 
     def start_failed(self, reason: str) -> None:
         """A worker ended before it was ready: the sandbox may no longer work."""
@@ -52,7 +73,7 @@ class WorkerLauncher:
     def _confine(self, policy: Policy) -> Confinement:
         return self._sandboxes.prepare(policy, _command(), interpreter.interpreter_paths())
 
-    def _spawn(self, confinement: Confinement) -> WorkerProcess:
+    def _spawn(self, confinement: Confinement, code: bytes | None) -> WorkerProcess:
         wrapped = confinement.wrap(_command(), dies_with_parent=True)
         try:
             return spawn(
@@ -62,6 +83,7 @@ class WorkerLauncher:
                 tag=self._tag,
                 limit=None if wrapped.limit is None else _without_terminal(wrapped.limit),
                 on_release=lambda: self._released(confinement, wrapped.status),
+                code=code,
             )
         except BaseException:
             _close(wrapped.status)

@@ -103,6 +103,7 @@ def spawn(
     tag: int | None = None,
     limit: Callable[[], None] | None = None,
     on_release: Callable[[], None] = lambda: None,
+    code: bytes | None = None,
 ) -> WorkerProcess:
     """Start a worker, and send it its code.
 
@@ -114,6 +115,7 @@ def spawn(
         tag: the ownership tag of the process (`execserver.descendants`); None inherits the daemon's.
         limit: sets limits in the thread that starts the process (`spawn_limited`).
         on_release: called when the process was reaped; not if this function raises.
+        code: the code of another program (`bundle.pack`); None for that of an fs worker.
 
     Raises:
         OSError: the program is missing, or the system is out of something.
@@ -124,7 +126,7 @@ def spawn(
         ours.setblocking(False)
         stderr = os.memfd_create("fsworker")
         # The kernel's buffer holds all of it: there is no need to wait until the worker reads it.
-        _send_whole(ours, bundle())
+        _send_whole(ours, bundle() if code is None else code)
         if tag is not None:
             descendants.set_own_tag(tag)
         # Opened here: the limits of the thread may forbid it.

@@ -7,9 +7,9 @@ Rules kept in this file:
 
 1. With a limit on concurrent requests, a request takes its slot first, in the order of arrival, and then its
    place in the order of requests (`ordering.py`). Control methods never wait for a slot.
-2. A waiting `process/read` delays no other request: it leaves the order as soon as it runs.
-3. At most `MAX_RUNNING` file-system requests run at a time, and none begins while the peer has many bytes to
-   take.
+2. A waiting `process/read` or `fs/watchRead` delays no other request: it leaves the order as soon as it runs.
+3. At most `MAX_RUNNING` file-system requests run at a time, without those two, and none begins while the peer
+   has many bytes to take.
 4. No recursion: a finished request makes others possible, and `step` runs them one at a time, in the
    connection's loop.
 
@@ -42,6 +42,9 @@ REQUEST_OVERHEAD_BYTES = 512
 MAX_RUNNING = 32
 """Requests of one connection in threads at a time: a thousand requests on a dead mount must not take all
 threads from other connections."""
+
+LONG_POLLS = frozenset({"process/read", "fs/watchRead"})
+"""Methods that may wait for something to happen."""
 
 AT_ONCE = (dict, Encoded)
 """The types of a result that a handler has at once; other values are awaited."""
@@ -143,7 +146,7 @@ class Scheduler:
         """Await the result of a request that did not have to wait for others."""
         pending.started = True
         self._hold(pending)
-        if pending.method.name == "process/read":
+        if pending.method.name in LONG_POLLS:
             # It waits for output. To begin the wait takes as long as to answer another message of the same
             # read.
             asyncio.get_running_loop().call_soon(self._run_later, pending, work)
@@ -216,7 +219,7 @@ class Scheduler:
             self._work.failed(pending, error)
             self.finish(pending)
             return
-        if pending.method.name == "process/read":
+        if pending.method.name in LONG_POLLS:
             self._leave_order(pending)
         if result.__class__ not in AT_ONCE:
             self._run(pending, result)
@@ -230,7 +233,7 @@ class Scheduler:
     def _run(self, pending: PendingRequest, work: Any) -> None:
         if isinstance(work, StreamedResult):
             work = _already(work)
-        if pending.method.family != "filesystem":
+        if pending.method.family != "filesystem" or pending.method.name in LONG_POLLS:
             self._spawn(pending, work, counted=False)
         elif self._may_run():
             self._spawn(pending, work, counted=True)

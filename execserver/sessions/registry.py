@@ -270,8 +270,7 @@ class SessionRegistry:
         self._sessions.pop(session.id, None)
         at_ms, ttl_ms = time.time_ns() // 1_000_000, self.ttl_ms(session)
         self._executor.recovery.session_ending(session.id, at_ms, reason, ttl_ms)
-        if session.searches is not None:
-            session.searches.close()
+        session.end_programs()
         session.processes.refuse_starts()
         session.processes.remember_all(reason, at_ms, ttl_ms)
         reach("session-ending")

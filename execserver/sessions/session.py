@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from execserver.processes.output_log import Page
 from execserver.processes.process import ManagedProcess
@@ -26,6 +26,8 @@ from execserver.spool.records import NetworkAnswer, NetworkTarget
 if TYPE_CHECKING:
     from execserver.search.searches import Searches
     from execserver.sessions.network_decisions import Client, NetworkDecisions
+    from execserver.watching.watch import Watch
+    from execserver.watching.watches import SessionWatches
 
 
 class Session:
@@ -54,7 +56,8 @@ class Session:
         self.ending: asyncio.Task[None] | None = None
         """Kills the remaining processes; None while the session can be resumed."""
         self.searches: Searches | None = None
-        """Made at the first use: few sessions need them."""
+        self.watches: SessionWatches | None = None
+        """Both are made at the first use: few sessions need them."""
         self._recovery = recovery
         self._kept_decisions = kept_decisions or {}
         self._client: Client | None = None
@@ -78,6 +81,18 @@ class Session:
         self._client = client
         if self._network is not None:
             self._network.set_client(client)
+        if self.watches is not None and client is not None:
+            self.watches.push_all()
+
+    def end_programs(self) -> list[asyncio.Future[Any]]:
+        """End the searches and the watches. The futures are done once their programs have ended."""
+        users = [each for each in (self.searches, self.watches) if each is not None]
+        return [program for each in users for program in each.close()]
+
+    def push(self, watch: Watch) -> None:
+        """Send the events of a watch, if there is a connection whose handshake is complete."""
+        if self._client is not None and self.attachment is not None:
+            self.attachment.push(watch)
 
     def _drained(self) -> None:
         if self._network is not None:
@@ -124,7 +139,8 @@ class Attachment:
         self._on_drained = on_drained
         self._extensions = extensions
         self._streams: dict[int, EventStream] = {}
-        self._behind: dict[int, EventStream] = {}
+        self._behind: dict[Hashable, Callable[[], bool]] = {}
+        """What sends the next event of each stream that is behind; it returns whether that has caught up."""
         self._observed: dict[tuple[str, str], EventStream] = {}
         """Event streams of other sessions' processes, by session and process id."""
         self._closed = False
@@ -199,18 +215,28 @@ class Attachment:
 
     def fell_behind(self, stream: EventStream) -> None:
         """Remember a stream that has more events to send."""
-        self._behind[stream.process.number] = stream
+        self._behind[stream.process.number] = stream.send_one
+
+    def push(self, watch: Watch) -> None:
+        """Send the events of a watch of the session, in its turns. Only for connections with extensions."""
+        if self._closed or not self._extensions or watch in self._behind:
+            return
+        caught_up = not watch.has_event
+        while not caught_up and self._sink.may_queue_event():
+            caught_up = watch.send_one(self._sink)
+        if not caught_up:
+            self._behind[watch] = partial(watch.send_one, self._sink)
 
     def drained(self) -> None:
         """Events may be queued again: the streams that are behind take turns."""
         self._on_drained()
-        turns = deque(self._behind.values())
+        turns = deque(self._behind.items())
         while turns and self._sink.may_queue_event():
-            stream = turns.popleft()
-            if stream.send_one():
-                self._behind.pop(stream.process.number, None)
+            key, send_one = turns.popleft()
+            if send_one():
+                self._behind.pop(key, None)
             else:
-                turns.append(stream)
+                turns.append((key, send_one))
 
     def close(self) -> None:
         """The connection is gone."""

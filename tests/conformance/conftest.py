@@ -35,7 +35,7 @@ ONE_TRANSPORT = frozenset(
         "test_batches", "test_causes", "test_control", "test_edits", "test_environment_policy", "test_files",
         "test_handles", "test_http_network", "test_network_decisions", "test_processes", "test_sandbox",
         "test_sandbox_files", "test_sandbox_processes", "test_search", "test_search_pages", "test_survive",
-        "test_tty", "test_walk", "test_watch",
+        "test_tty", "test_walk", "test_watch", "test_watches",
     }
 )  # fmt: skip
 """Modules whose subject lies behind the decoded message, where the framing is forgotten (`tests/e2e` has some

@@ -21,6 +21,7 @@ PROVING = tuple(
         "unit/network",
         "unit/protocol/relay",
         "unit/relay",
+        "unit/watching",
     )
 )
 """Where the tests are that name statements."""

@@ -158,6 +158,11 @@ LIMITS: dict[str, list[str | int]] = {
     "output chunk": ["execprotocol.limits.MAX_CHUNK_BYTES", "execprotocol.limits.MAX_PAGE_BYTES"],
     "lost numbers": ["execprotocol.limits.MAX_FILLED_GAP"],
     "output on its way": ["execserver.sessions.event_stream.WINDOW_BYTES"],
+    "unsent output of a stream": [
+        "execserver.processes.pacing.MAX_UNSENT_BYTES",
+        "execprotocol.limits.MAX_PORT_STREAMS",
+        "execserver.ports.stream.CONNECT_SECONDS",
+    ],
     "remembered write ids": [
         "execprotocol.limits.REMEMBERED_WRITE_IDS",
         "execserver.spool.records.REMEMBERED_WRITES",
@@ -179,7 +184,17 @@ LIMITS: dict[str, list[str | int]] = {
     "edits at a time": ["execprotocol.limits.MAX_EDITS"],
     "entries of a batch": ["execprotocol.limits.MAX_BATCH_ENTRIES", "execprotocol.limits.MAX_BATCH_BYTES"],
     "characters of a path URI": ["execprotocol.path_uri.MAX_URI"],
-    "paths of a watch": ["execprotocol.limits.MAX_WATCHED_PATHS"],
+    "paths of a `fs/watchMissing`": ["execprotocol.limits.MAX_WATCHED_PATHS"],
+    "watches of a session": ["execprotocol.limits.MAX_WATCHES", "execprotocol.limits.MAX_WATCH_ID_BYTES"],
+    "kept changes of a watch": [
+        "execprotocol.limits.MAX_WATCH_LOG_CHANGES",
+        "execprotocol.limits.MAX_WATCH_LOG_BYTES",
+    ],
+    "changes in one `fs/watchRead`": [
+        "execprotocol.limits.MAX_WATCH_CHANGES",
+        "execprotocol.limits.MAX_WATCH_PAGE_BYTES",
+    ],
+    "entries of a polled watch": ["execprotocol.limits.MAX_POLLED_ENTRIES"],
     "paths that the patterns": [
         "execserver.sandbox.glob_search.MAX_MATCHES",
         "execserver.sandbox.glob_search.MAX_SCANNED",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from execprotocol import filesystem, http, process
+from execprotocol import filesystem, http, process, watch
 from execprotocol.errors import InvalidParams
 from execprotocol.methods import METHODS
 from execprotocol.model import Params
@@ -116,6 +116,8 @@ class Judge:
         if isinstance(params, process.StartParams):
             return tuple(params.argv) in self._commands
         if isinstance(params, process.ReadParams):
+            return (params.wait_ms or 0) <= LONGEST_WAIT_MS
+        if isinstance(params, watch.WatchReadParams):
             return (params.wait_ms or 0) <= LONGEST_WAIT_MS
         if isinstance(params, http.HttpRequestParams):
             return ":" not in params.url

@@ -238,6 +238,38 @@ ERRORS: dict[str, MethodError] = {
     "HandleSandbox": MethodError(
         InvalidRequest, "The sandbox limits files, and the handle was not opened under that sandbox."
     ),
+    "WatchRefused": MethodError(
+        InvalidRequest, "The watch's id is empty or longer than 64 bytes, or an excluded name has a slash."
+    ),
+    "WatchExists": MethodError(InvalidRequest, "The watch's id is in use.", "watch_exists"),
+    "WatchDiffers": MethodError(
+        InvalidRequest,
+        "The watch to attach to was begun with other parameters; the error names one.",
+        "watch_differs",
+    ),
+    "TooManyWatches": MethodError(
+        InvalidRequest, "The session has 32 watches already; end one by `fs/unwatch`.", "too_many_watches"
+    ),
+    "WatchLimit": MethodError(
+        InvalidRequest,
+        "A limit of inotify is used up; the error names the `sysctl` that raises it.",
+        "watch_limit",
+    ),
+    "TooManyEntries": MethodError(
+        InvalidRequest,
+        "On a network mount or FUSE, the tree has more entries than are polled.",
+        "too_many_entries",
+    ),
+    "UnknownWatch": MethodError(
+        InvalidRequest,
+        "No watch of that id is known: begin it again, and look at everything below its path.",
+        "unknown_watch",
+    ),
+    "UnknownWatchCursor": MethodError(
+        InvalidRequest,
+        "The cursor is beyond the newest change; it is that of another watch.",
+        "unknown_cursor",
+    ),
     "SearchUnavailable": MethodError(
         InternalError,
         "The executor has no ripgrep, or for globs no wcmatch; the message says how to install it.",
@@ -376,6 +408,17 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
         "NoSpace",
         "InputOutput",
     ),
+    "fs/watch": (
+        *_PATH,
+        "WatchRefused",
+        "WatchExists",
+        "WatchDiffers",
+        "TooManyWatches",
+        "WatchLimit",
+        "TooManyEntries",
+        *_SYSTEM,
+    ),
+    "fs/watchRead": ("UnknownWatch", "UnknownWatchCursor"),
     "http/request": ("RequestFailed",),
 }
 

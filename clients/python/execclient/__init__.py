@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         SessionAttached,
         SessionLost,
         StdinUnavailable,
+        StreamFailed,
         SystemFailure,
         TransferFailed,
         UnknownMethod,
@@ -58,18 +59,22 @@ if TYPE_CHECKING:
     from execclient.govern.network import NetworkAccess
     from execclient.govern.sandbox import DangerFullAccess, ReadOnly, WorkspaceWrite
     from execclient.output_text import LineStream, TextStream
+    from execclient.ports import Forward, PortEvents
     from execclient.process import Process
     from execclient.resource_limits import ResourceLimits
     from execclient.results import (
+        Change,
         Chunk,
         Copied,
         DrainNotice,
         Entry,
         LeftOut,
         Line,
+        ListeningPort,
         NetworkDecision,
         NetworkRequest,
         Page,
+        PortEvent,
         ProcessInfo,
         Progress,
         RunResult,
@@ -79,11 +84,13 @@ if TYPE_CHECKING:
         TreeProgress,
         WalkEntry,
     )
+    from execclient.watch import Watch
 
 __all__ = [
     "AccessDenied",
     "CallFailed",
     "CallTimeout",
+    "Change",
     "Chunk",
     "CommandFailed",
     "CommandNotRun",
@@ -100,12 +107,14 @@ __all__ = [
     "ExecutorClosed",
     "ExecutorDraining",
     "FileSystem",
+    "Forward",
     "InsecureToken",
     "InvalidParams",
     "LeftOut",
     "Line",
     "LineStream",
     "LineTooLong",
+    "ListeningPort",
     "NetworkAccess",
     "NetworkDecision",
     "NetworkRequest",
@@ -116,6 +125,8 @@ __all__ = [
     "Page",
     "PolicyError",
     "PoolFull",
+    "PortEvent",
+    "PortEvents",
     "Process",
     "ProcessInfo",
     "Progress",
@@ -130,6 +141,7 @@ __all__ = [
     "SessionLost",
     "Stat",
     "StdinUnavailable",
+    "StreamFailed",
     "SystemFailure",
     "TextChunk",
     "TextStream",
@@ -143,12 +155,23 @@ __all__ = [
     "WaitTimeout",
     "WalkEntry",
     "WalkIncomplete",
+    "Watch",
     "WorkspaceWrite",
     "WrongExecutor",
     "connect",
 ]
 
-_MODULES = ("errors", "results", "client", "govern.sandbox", "govern.network", "process", "filesystem")
+_MODULES = (
+    "errors",
+    "results",
+    "client",
+    "govern.sandbox",
+    "govern.network",
+    "process",
+    "filesystem",
+    "ports",
+    "watch",
+)
 """The modules of these names. The first two are small."""
 
 

@@ -48,6 +48,7 @@ Network = SupportsProxy | Mapping[str, Json]
 LONGEST_SECONDS = 9e12
 """A time limit on the wire is a number of milliseconds that JSON carries exactly, of 53 bits."""
 
+LARGEST_PORT = 65535
 LARGEST_SIDE = 65535
 """Rows or columns of a terminal."""
 
@@ -85,6 +86,13 @@ def command_line(values: object, name: str = "argv") -> list[str]:
         raise TypeError(f"{name} is a list of strings; for a shell command: ['sh', '-c', {values!r}]")
     if isinstance(values, bytes | bytearray | Mapping) or not isinstance(values, Iterable):
         raise TypeError(f"{name} is a list of strings, not {_kind(values)}")
+    return [text(value, f"{name}[{place}]") for place, value in enumerate(values)]
+
+
+def names(values: object, name: str) -> list[str]:
+    """Names of files or directories."""
+    if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} is a list of names, not {_kind(values)}")
     return [text(value, f"{name}[{place}]") for place, value in enumerate(values)]
 
 
@@ -196,6 +204,15 @@ def count(value: object, name: str, *, none: str | None = None) -> int | None:
         raise TypeError(f"{name} is a whole number, not {_kind(value)}" + (f"; None {none}" if none else ""))
     if value < 0:
         raise ValueError(f"{name} is 0 or more, not {value}" + (f"; None {none}" if none else ""))
+    return value
+
+
+def port(value: object, name: str, *, least: int = 1) -> int:
+    """The number of a TCP port."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} is the number of a port, not {_kind(value)}")
+    if not least <= value <= LARGEST_PORT:
+        raise ValueError(f"{name} is {least} to {LARGEST_PORT}, not {value}")
     return value
 
 

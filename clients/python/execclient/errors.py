@@ -25,6 +25,7 @@
     ├── CommandFailed              command_failed       the exit code is not 0, and `check=True`
     ├── CommandNotRun              command_not_run      the sandbox failed before the command began
     ├── TransferFailed             transfer_failed      a file changed while it was copied
+    ├── StreamFailed               stream_failed        a connection to a port has failed
     ├── WalkIncomplete             walk_incomplete      a tree exceeds the limits of one walk
     ├── PolicyError                policy_error         a file of rules cannot be used
     └── CallFailed                 call_failed          an error response; `wire_code` has its number
@@ -371,6 +372,12 @@ class TransferFailed(ExecServerError):
     """A file changed while it was copied, or the copy differs; the target is unchanged."""
 
     code = "transfer_failed"
+
+
+class StreamFailed(ExecServerError, ConnectionError):
+    """A connection to a port at the executor has failed; the message has the reason."""
+
+    code = "stream_failed"
 
 
 class WalkIncomplete(ExecServerError):

@@ -296,6 +296,50 @@ class ProcessInfo:
         )
 
 
+class ListeningPort(NamedTuple):
+    """A TCP port that a process at the executor listens on."""
+
+    port: int
+    address: str
+    """That the socket is bound to: `127.0.0.1`, `0.0.0.0`, `::`, …"""
+    process_id: str | None
+    """The process, as `start` names it, that the listening process descends from; None if it is no longer
+    kept."""
+    session_id: str
+    """The session of that process."""
+    pid: int
+    """Of the listening process, at the executor."""
+    name: str
+    """Of the listening process, as the kernel has it: 15 bytes at most."""
+    sandboxed: bool
+    """Whether the socket is in a sandbox with a network of its own, where only `forward` reaches it."""
+
+    @property
+    def key(self) -> tuple[str, str | None, str, int]:
+        """The session, the process, the address and the port: no two listeners have the same."""
+        return self.session_id, self.process_id, self.address, self.port
+
+    @classmethod
+    def decode(cls, item: Mapping[str, Any]) -> Self:
+        """One item of the result of `port/list`, or a `port/listening`."""
+        return cls(
+            item["port"],
+            item["address"],
+            item["processId"],
+            item["sessionId"],
+            item["pid"],
+            item["name"],
+            item["sandboxed"],
+        )
+
+
+class PortEvent(NamedTuple):
+    """A process begins to listen on a port, or no process does any more."""
+
+    port: ListeningPort
+    listening: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Stat:
     """The status of a path. Links are followed, except for `is_symlink`. Times are seconds since 1970."""
@@ -320,6 +364,25 @@ class Entry(NamedTuple):
     name: str
     is_dir: bool
     is_file: bool
+
+
+class Change(NamedTuple):
+    """A change below a watched path. It says what is true afterwards; several may be reported as one."""
+
+    kind: Literal["created", "modified", "removed", "renamed", "gap"]
+    """`modified`: the content or the metadata. `renamed`: from `previous`, with everything below a directory.
+    `gap`: changes were lost; look again at everything at and below `path`."""
+    path: str
+    """Absolute, at the executor."""
+    previous: str | None = None
+    """The earlier path, if it was renamed."""
+    is_directory: bool = False
+    """Whether it is or was a directory itself, not a link to one."""
+
+    @property
+    def gap(self) -> bool:
+        """Whether changes were lost here."""
+        return self.kind == "gap"
 
 
 class WalkEntry(NamedTuple):

@@ -33,7 +33,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, cast
 
 import execclient as core
 from execclient import arguments
@@ -43,12 +43,27 @@ from execclient.loop_thread import Disposal, LoopCall, LoopThread
 from execclient.output_text import MAX_LINE, LineOptions, begun
 from execclient.process_control import deprecated_scope, described, late
 from execclient.process_input import Communication
-from execclient.results import Chunk, Line, TextChunk
+from execclient.results import Change, Chunk, Line, PortEvent, TextChunk
 from execclient.search import find as core_find
 from execclient.search import search as core_search
 from execprotocol.daemon_thread import run_in_daemon_thread
 
-__all__ = ["Executor", "FileSystem", "LineStream", "Process", "TextStream", "connect", "find", "search"]
+if TYPE_CHECKING:
+    from execclient.ports import OnError
+
+__all__ = [
+    "Executor",
+    "FileSystem",
+    "Forward",
+    "LineStream",
+    "PortEvents",
+    "Process",
+    "TextStream",
+    "Watch",
+    "connect",
+    "find",
+    "search",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -90,6 +105,16 @@ def _opening(
     @functools.wraps(method)
     def call(self: _Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> Process:
         return Process(self._thread, self._thread.call(lambda: method(self._core, *args, **kwargs), undo))
+
+    return _ours(call)
+
+
+def _watching(method: Callable[Concatenate[Any, P], core.Watch]) -> Callable[Concatenate[Any, P], Watch]:
+    """The method with the same name and arguments that returns a watch for other threads."""
+
+    @functools.wraps(method)
+    def call(self: _Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> Watch:
+        return Watch(self._thread, method(self._core, *args, **kwargs))
 
     return _ours(call)
 
@@ -217,8 +242,43 @@ class Executor:
     start = _opening(core.Executor.start, _kill)
     attach = _opening(core.Executor.attach, core.Process.detach)
     processes = _blocking(core.Executor.processes)
+    ports = _blocking(core.Executor.ports)
+
+    def watch_ports(self, *, all_sessions: bool = False) -> PortEvents:
+        """Watch on which ports processes begin and stop to listen, within `with`.
+
+        Parameters and errors are those in `execclient`.
+        """
+        return PortEvents(self._thread, self._core.watch_ports(all_sessions=all_sessions))
+
+    def forward(
+        self,
+        port: int,
+        *,
+        local_port: int | None = None,
+        process: Process | str | None = None,
+        session_id: str | None = None,
+        on_error: OnError | None = None,
+    ) -> Forward:
+        """Forward a port of this machine to a port at the executor, within `with`.
+
+        Parameters and errors are those in `execclient`; `on_error` is called in a thread of its own.
+        """
+        arguments.check_handler(on_error, "on_error")
+        if isinstance(process, Process):
+            session_id, process = session_id or process.session_id, process.id
+        forward = self._core.forward(
+            port,
+            local_port=local_port,
+            process=process,
+            session_id=session_id,
+            on_error=None if on_error is None else _in_a_thread(on_error),
+        )
+        return Forward(self._thread, forward)
+
     kill_trees = _blocking(core.Executor.kill_trees)
     call = _blocking(core.Executor.call)
+    watch = _watching(core.Executor.watch)
 
     def drop_connection(self) -> None:
         """Cut the connection as a fault would, for diagnosis. Recovery begins at once."""
@@ -545,6 +605,76 @@ class Process:
         return described(self)
 
 
+class Forward:
+    """A port of this machine that leads to a port at the executor. Get one from `Executor.forward`.
+
+    It listens within `with`. Connections are served by the thread of the executor's connection.
+    """
+
+    def __init__(self, thread: LoopThread[core.Executor], forward: core.Forward) -> None:
+        self.remote_port = forward.remote_port
+        self._thread = thread
+        self._core = forward
+
+    @property
+    def port(self) -> int:
+        """The port of this machine; 0 before the block is entered."""
+        return self._core.port
+
+    @property
+    def url(self) -> str:
+        """The URL of a web server behind the port."""
+        return self._core.url
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return self._core.connections
+
+    close = _blocking(core.Forward.close)
+
+    def __enter__(self) -> Self:
+        self._thread.call(self._core.__aenter__, core.Forward.close)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(ExecutorClosed):  # which has closed the port, too
+            self._thread.call(self._core.close)
+
+    def __repr__(self) -> str:
+        return repr(self._core)
+
+
+class PortEvents:
+    """What begins and stops to listen at the executor. Get one from `Executor.watch_ports`.
+
+    Iterating waits for the next `PortEvent`, as in `execclient`.
+    """
+
+    def __init__(self, thread: LoopThread[core.Executor], events: core.PortEvents) -> None:
+        self._thread = thread
+        self._core = events
+
+    def __enter__(self) -> Self:
+        self._thread.call(self._core.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(ExecutorClosed):
+            self._thread.call(lambda: self._core.__aexit__(kind, error, trace))
+
+    def __iter__(self) -> Iterator[PortEvent]:
+        return self
+
+    def __next__(self) -> PortEvent:
+        """The next event. Raises as in `execclient`."""
+        return self._thread.call(self._core.__anext__)
+
+
 class _Decoded(Generic[T]):
     """Text that a stream of the core decodes."""
 
@@ -596,6 +726,71 @@ class _Awaitable:
         for chunk in self._process:
             return chunk
         raise StopAsyncIteration
+
+
+class Watch:
+    """The changes below a path, from the moment when the block is entered. Get one from `Executor.watch`.
+
+    Iteration ends when the watch has ended; `ended` has the reason. Ctrl-C in a wait loses no change.
+    """
+
+    def __init__(self, thread: LoopThread[core.Executor], watch: core.Watch) -> None:
+        self.path = watch.path
+        self._thread = thread
+        self._core = watch
+        self._waiting: deque[Change] = deque()
+
+    @property
+    def mode(self) -> Literal["inotify", "polling"] | None:
+        """How the daemon notices changes; None before the block."""
+        return self._core.mode
+
+    @property
+    def ended(self) -> str | None:
+        """Why the watch has ended; None while it is active."""
+        return self._core.ended
+
+    @property
+    def message(self) -> str | None:
+        """For people: why it has ended, and the way out."""
+        return self._core.message
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Change:
+        """The next change. Raises as `execclient.Watch` does."""
+        if not self._waiting:
+            self._thread.call(lambda: self._fetch(None))
+        if not self._waiting:
+            raise StopIteration
+        return self._waiting.popleft()
+
+    def batch(self, timeout: float | None = None) -> list[Change]:
+        """All changes that have arrived; waits for the first, as `execclient.Watch.batch`."""
+        self._thread.call(lambda: self._fetch(0 if self._waiting else timeout))
+        return [self._waiting.popleft() for _ in range(len(self._waiting))]
+
+    async def _fetch(self, timeout: float | None) -> None:  # noqa: ASYNC109 - as in `batch`
+        # On the loop, with nothing awaited in between: what was taken is kept, even if this is cancelled.
+        self._waiting.extend(await self._core.batch(timeout))
+
+    def close(self) -> None:
+        """End the watch, as leaving the block does. May be called again."""
+        with suppress(ExecutorClosed):
+            self._thread.call(self._core.close)
+
+    def __enter__(self) -> Self:
+        self._thread.call(self._core.__aenter__, core.Watch.close)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._core)
 
 
 class FileSystem:

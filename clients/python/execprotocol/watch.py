@@ -12,9 +12,9 @@ from execprotocol.model import U64, Params, WrittenUri, stated
 
 WatchId = Annotated[str, stated(minLength=1, maxLength=MAX_WATCH_ID_BYTES)]
 
-EndReason = Literal["rootRemoved", "watchLimit", "tooManyEntries", "failed", "unwatched"]
+EndReason = Literal["rootRemoved", "watchLimit", "tooManyEntries", "failed"]
 """Why a watch ended: the root was removed, renamed or unmounted; a limit of inotify; more entries than a
-polled watch looks at; its program ended; `fs/unwatch`."""
+polled watch looks at; its program ended."""
 
 
 class WatchParams(PathParams):
@@ -32,12 +32,12 @@ class WatchParams(PathParams):
     """Whether directories below the root are watched, too."""
 
     ignore_rules: bool = True
-    """Whether paths are left out that `.gitignore`, `.ignore` and `.git/info/exclude` files at or below the
-    root ignore. The files themselves are reported; a changed one takes effect for later changes, and is
-    followed by a `gap` for its folder."""
+    """Whether paths are left out that `.gitignore`, `.ignore`, `.rgignore` and `.git/info/exclude` ignore: at
+    or below the root, and above it up to the repository's own folder. A changed file at or below the root
+    takes effect, with a `gap` for its folder."""
 
     exclude_dirs: list[str] = []
-    """Names of directories that are not watched, at any depth, such as `.git` and `node_modules`."""
+    """Names of directories that are left out at any depth, such as `.git` and `node_modules`."""
 
     if_exists: Literal["fail", "attach"] = "fail"
     """`attach` answers with the state of a watch of that name and the same parameters; others are refused."""

@@ -35,9 +35,8 @@ class Modules:
         exec(self._codes[module.__name__], module.__dict__)  # noqa: S102 - that is how modules are made
 
 
-def run(codes: dict[str, CodeType], packages: frozenset[str]) -> None:
-    """Serve until the daemon closes the socket."""
+def run(codes: dict[str, CodeType], packages: frozenset[str], program: str) -> None:
+    """Call `serve()` of the module `program`, which returns when the daemon closes the socket."""
     sys.meta_path.insert(0, Modules(codes, packages))  # type: ignore[arg-type]
-    from execserver.fsworker.program.worker import serve
-
-    serve()
+    __import__(program)
+    sys.modules[program].serve()

@@ -22,6 +22,7 @@ ONE_TRANSPORT = frozenset(
         "test_bad_arguments",
         "test_expect",
         "test_file_parts",
+        "test_forward",
         "test_long_lines",
         "test_transfer_modes",
         "test_trees",

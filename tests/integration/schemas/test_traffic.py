@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -236,6 +237,9 @@ def use_ports(witness: Witness) -> None:
 def use_files(witness: Witness, folder: Path) -> None:
     file, other, below = (path_uri(folder / name) for name in ("file", "other", "a gap, ü and #"))
     assert witness.call("fs/watchMissing", watchId=1, missing=[below]) == {"watching": True}
+    assert witness.call("fs/watch", watchId="w", path=path_uri(folder), recursive=False)["nextSeq"] == 1
+    assert witness.refused("fs/watch", watchId="w", path=path_uri(folder)) == -32600
+    assert witness.refused("fs/watch", watchId="x", path=path_uri(folder / "none")) == -32004
     assert witness.call("fs/writeFile", path=file, dataBase64=encode("text")) == {}
     assert witness.call("fs/readFile", path=file) == {"dataBase64": encode("text")}
     witness.call("fs/createDirectory", path=below)
@@ -285,8 +289,26 @@ def use_files(witness: Witness, folder: Path) -> None:
     assert witness.refused("fs/getFiles", paths=[]) == -32602
     witness.call("fs/remove", path=other)
     assert witness.refused("fs/getMetadata", path=other) == -32004
+    watch_changes(witness, folder)
     assert witness.refused("fs/readFile", path=below) == -32600
     assert witness.refused("fs/readBlock", handleId="other", offset=0, len=1) == -32004
+
+
+def watch_changes(witness: Witness, folder: Path) -> None:
+    """Every kind of change, and the end of a watch."""
+    assert witness.call("fs/watchRead", watchId="w", maxChanges=2, waitMs=9000)["changes"]
+    assert witness.call("fs/unwatch", watchId="w") == {}
+    assert witness.refused("fs/watchRead", watchId="w") == -32600
+    root = folder / "watched"
+    root.mkdir()
+    witness.call("fs/watch", watchId="ends", path=path_uri(root))
+    (root / "one").touch()
+    (root / "one").rename(root / "two")
+    (root / ".ignore").touch()
+    (root / ".ignore").write_text("ignored")
+    shutil.rmtree(root)
+    while witness.call("fs/watchRead", watchId="ends")["ended"] is None:
+        time.sleep(0.01)
 
 
 def use_http(witness: Witness, site: str) -> None:

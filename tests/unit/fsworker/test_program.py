@@ -160,7 +160,8 @@ def test_the_code_is_the_same_for_all_workers_and_says_its_length() -> None:
     sent = bundle.bundle()
 
     assert bundle.bundle() is sent
-    _, codes, packages = marshal.loads(sent[4:])
+    _, codes, packages, program = marshal.loads(sent[4:])
+    assert program in codes
     assert int.from_bytes(sent[:4], "little") == len(sent) - 4
     assert set(codes) == {*bundle.MODULES, *bundle.PACKAGES}
     assert packages == set(bundle.PACKAGES)

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import re
 from argparse import Action, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from execclient import Executor
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -40,23 +44,43 @@ def nothing(**_: object) -> Sequence[str]:
 
 def process_ids(prefix: str, parsed_args: Namespace, **_: object) -> Sequence[str]:
     """The process ids of the daemon that the line names so far; none if the daemon does not answer."""
+    from execclient.commands.daemon import listing
+
+    async def listed(executor: Executor) -> list[str]:
+        return [str(each["processId"]) for each in await listing(executor)]
+
+    return _of_daemon(listed, prefix, parsed_args)
+
+
+def ports(prefix: str, parsed_args: Namespace, **_: object) -> Sequence[str]:
+    """The ports on which processes of that daemon listen."""
+
+    async def listed(executor: Executor) -> list[str]:
+        return sorted({str(each.port) for each in await executor.ports(all_sessions=True)})
+
+    return _of_daemon(listed, prefix, parsed_args)
+
+
+def _of_daemon(
+    listed: Callable[[Executor], Coroutine[None, None, list[str]]], prefix: str, parsed_args: Namespace
+) -> Sequence[str]:
     import asyncio
 
     from execclient import ExecServerError
-    from execclient.commands.daemon import DaemonOptions, listing
+    from execclient.commands.daemon import DaemonOptions
     from execclient.commands.failures import CommandExit
 
     daemon = DaemonOptions(parsed_args.url, parsed_args.token_file)
 
-    async def listed() -> list[str]:
+    async def words() -> list[str]:
         async with asyncio.timeout(PATIENCE_SECONDS), daemon.connect() as executor:
-            return [str(each["processId"]) for each in await listing(executor)]
+            return await listed(executor)
 
     try:
-        ids = asyncio.run(listed())
+        found = asyncio.run(words())
     except (ExecServerError, CommandExit, OSError, TimeoutError):
         return []  # an error must not appear in the shell's line
-    return [each for each in ids if each.startswith(prefix) and _HARMLESS.fullmatch(each)]
+    return [each for each in found if each.startswith(prefix) and _HARMLESS.fullmatch(each)]
 
 
 def signals(prefix: str, **_: object) -> Sequence[str]:

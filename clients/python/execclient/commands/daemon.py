@@ -102,10 +102,14 @@ class Processes:
     Args:
         daemon: the daemon.
         stack: closes the sessions.
+        patience: seconds in which a lost connection must be replaced.
     """
 
-    def __init__(self, daemon: DaemonOptions, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, daemon: DaemonOptions, stack: AsyncExitStack, *, patience: float | None = None
+    ) -> None:
         self._daemon = daemon
+        self._patience = patience
         self._stack = stack
         self._own: Executor | None = None
         self._listed: list[Listed] = []
@@ -151,6 +155,43 @@ class Processes:
             print_message(_record_text(each))
         return []
 
+    @property
+    def shows_all(self) -> bool:
+        """Whether the session of the command shows the processes of all sessions, once it is open."""
+        return self._refusal is None
+
+    async def sessions(self, session_id: str | None = None) -> list[Executor]:
+        """The sessions that show all processes between them: that of the command, or the recorded ones.
+
+        Args:
+            session_id: the only session to resume, if that of the command does not show it.
+
+        Raises:
+            CommandExit: there is none, or it cannot be reached.
+        """
+        own = await self._connect()
+        if self._refusal is None:
+            return [own]
+        sessions = _by_session(recorded(own.url))
+        if session_id is not None:
+            sessions = {session_id: sessions.get(session_id, [])}
+        found = []
+        for each, records in sessions.items():
+            try:
+                resumed = await self._resume(each, records, self._stack)
+            except ProcessMissing as attached:
+                if session_id is not None:
+                    raise
+                print_message(f"left out: {attached}")
+                continue
+            if resumed is None:
+                _drop(records)
+            else:
+                found.append(resumed)
+        if not found:
+            raise CommandExit(_OF_ONE_COMMAND if own.url.startswith("stdio:") else self._refusal.message)
+        return found
+
     async def find(self, process_id: str, session_id: str | None = None) -> tuple[Executor, Listed]:
         """The process with an id, and the session to reach it through.
 
@@ -184,7 +225,8 @@ class Processes:
 
     async def _connect(self, *, argv: bool = False) -> Executor:
         if self._own is None:
-            self._own = await self._stack.enter_async_context(self._daemon.connect())
+            connecting = self._daemon.connect(patience=self._patience)
+            self._own = await self._stack.enter_async_context(connecting)
             try:
                 self._listed = await listing(self._own, argv=argv)
             except Refused as refusal:
@@ -203,7 +245,8 @@ class Processes:
         daemon = replace(self._daemon, url=records[0].url) if records else self._daemon
         names = ", ".join(each.process_id for each in records) or session_id
         try:
-            resumed = await stack.enter_async_context(daemon.connect(session_id=session_id, keep=True))
+            connecting = daemon.connect(session_id=session_id, keep=True, patience=self._patience)
+            resumed = await stack.enter_async_context(connecting)
         except EnvironmentOffline as error:
             raise ProcessMissing(f"the executor of {names} cannot be reached: {error}") from error
         except SessionAttached as error:

@@ -1,4 +1,4 @@
-"""The commands for processes, with their options: `run`, `attach`, `ps`, `logs` and `kill`."""
+"""The commands for processes: `run`, `attach`, `ps`, `ports`, `forward`, `logs` and `kill`."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def _variables(options: Namespace) -> dict[str, str]:
     return variables
 
 
-# -- attach, ps, logs, kill
+# -- attach, ps
 
 
 def _add_attach(parser: Parser) -> None:
@@ -275,6 +275,69 @@ PS = Command(
     _add_ps,
     _ps,
 )
+
+
+# -- ports, forward
+
+
+def _add_ports(parser: Parser) -> None:
+    add_daemon(parser)
+    add_json(parser)
+
+
+def _ports(options: Namespace) -> int:
+    from execclient.commands.failures import perform
+    from execclient.commands.forward import ports
+
+    return perform(lambda: ports(daemon_of(options), as_json=options.as_json))
+
+
+PORTS = Command(
+    "list the TCP ports that processes listen on",
+    "List the TCP ports that the processes of all sessions and their descendants listen on.",
+    "[OPTIONS]",
+    _add_ports,
+    _ports,
+)
+
+
+def _add_forward(parser: Parser) -> None:
+    ports = parser.add_argument(
+        "ports",
+        type=values.ports,
+        metavar="PORT[:LOCAL]",
+        help="the port at the executor, and that of this machine (default: the same number if it is free, "
+        "else any; 0: any)",
+    )
+    completion.complete_with(ports, completion.ports)
+    process = parser.add_argument(
+        "--process", metavar="ID", help="process ID, from ps, if several processes listen on the port"
+    )
+    completion.complete_with(process, completion.process_ids)
+    add_daemon(parser)
+    add_session(parser)
+
+
+def _forward(options: Namespace) -> int:
+    from execclient.commands.failures import perform
+    from execclient.commands.forward import ForwardOptions, forward
+
+    port, local_port = options.ports
+    wanted = ForwardOptions(port, local_port, options.process, options.session)
+    return perform(lambda: forward(daemon_of(options), wanted))
+
+
+FORWARD = Command(
+    "forward a port of this machine to one that a process listens on",
+    "Forward a port of this machine, on 127.0.0.1, to a TCP port that a process of any session listens on, "
+    "until Ctrl-C. Prints the URL once a process listens.",
+    "[OPTIONS] PORT[:LOCAL]",
+    _add_forward,
+    _forward,
+)
+
+
+# -- logs, kill
 
 
 def _add_logs(parser: Parser) -> None:

@@ -29,6 +29,8 @@ _LENGTHS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 SHORTEST_SECONDS = 0.001
 """The resolution of limits on the wire."""
 
+LARGEST_PORT = 65535
+
 TEN_YEARS = 10 * 365 * 86400
 """The limit of the daemon's settings."""
 
@@ -84,6 +86,19 @@ def count(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise ArgumentTypeError(f"no whole number from 0: {text!r}")
     return int(text)
+
+
+def ports(text: str) -> tuple[int, int | None]:
+    """A remote and a local port, as 3000 or 3000:8080. The local one may be 0, or None if it is not given.
+
+    Raises:
+        ArgumentTypeError: there are no such ports.
+    """
+    remote, colon, local = text.partition(":")
+    given = count(remote), count(local) if colon else None
+    if not 1 <= given[0] <= LARGEST_PORT or (given[1] or 0) > LARGEST_PORT:
+        raise ArgumentTypeError(f"no ports: {text!r}; write 3000 or 3000:8080, of 1 to {LARGEST_PORT}")
+    return given
 
 
 def signal_name(text: str) -> str:

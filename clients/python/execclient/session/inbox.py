@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from pybase64 import b64decode
 
@@ -313,12 +314,12 @@ def _dropped(piece: Piece) -> None:
 
 
 class InboxTable:
-    """The inboxes of a session, by process. Several may be attached to one process.
+    """The inboxes of a session, by process, and its watches. Several inboxes may be attached to one process.
 
     Args:
         on_missing: called with an inbox that an event has shown to be incomplete.
-        on_other: called with the method and the params of each notification that is not about a process's
-            output and end.
+        on_other: called with the method and the params of each notification that is neither about a
+            process's output and end nor about a watch.
         on_last: called with the id of a process of the client's own that has no inbox any more.
     """
 
@@ -332,6 +333,8 @@ class InboxTable:
         self._on_other = on_other
         self._on_last = on_last
         self._inboxes: dict[Key, list[Inbox]] = {}
+        self.watches: dict[str, Callable[[Json | None], object]] = {}
+        """By the id of a watch: called with its events, and with None when events may have been missed."""
 
     def __contains__(self, key: Key) -> bool:
         return key in self._inboxes
@@ -374,8 +377,13 @@ class InboxTable:
 
     def deliver(self, method: str, params: Json) -> None:
         """Process a notification of the connection."""
+        if method == "fs/changed":
+            if (receive := self.watches.get(params["watchId"])) is not None:
+                receive(params)
+            return
         if not method.startswith("process/"):
-            self._on_other(method, params)
+            # The watch of ports, of which a session has one, has the name of its event.
+            self.watches.get(method, partial(self._on_other, method))(params)
             return
         inboxes = self._inboxes.get((params.get("sessionId"), params["processId"]))
         if inboxes is not None:
@@ -384,6 +392,22 @@ class InboxTable:
                     self._on_missing(inbox)
             if method == "process/closed":
                 self.forget_closed(inboxes)
+
+    def hold(self) -> None:
+        """The connection is lost: deliver nothing until events from that time have been read."""
+        for inbox in self:
+            inbox.hold()
+        self._report_missed()
+
+    def fail(self, error: ExecServerError) -> None:
+        """No more events will arrive, because of this error."""
+        for inbox in self:
+            inbox.fail(error)
+        self._report_missed()
+
+    def _report_missed(self) -> None:
+        for receive in self.watches.values():
+            receive(None)
 
     def progress(self) -> int:
         """A number that grows with each delivered event."""

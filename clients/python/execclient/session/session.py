@@ -39,6 +39,7 @@ IDEMPOTENT = frozenset(
     {
         "process/list",
         "process/listForgotten",
+        "port/list",
         "process/read",
         "process/write",  # the daemon remembers the write id
         "process/closeStdin",
@@ -58,7 +59,9 @@ IDEMPOTENT = frozenset(
         "fs/readFile",
         "fs/search",  # as `fs/glob`
         "fs/setMetadata",
+        "fs/unwatch",
         "fs/walk",
+        "fs/watchRead",
     }
 )
 
@@ -179,9 +182,9 @@ class Session:
             for process_id in self.inboxes.own_ids():
                 self.terminate_soon(process_id)
         elif self.detached:
-            self._soon(partial(self.kill_trees, lambda process_id: process_id not in self.detached))
+            self.soon(partial(self.kill_trees, lambda process_id: process_id not in self.detached))
         else:
-            self._soon(self._end_session)
+            self.soon(self._end_session)
 
     async def _end_session(self) -> None:
         self._ending = True
@@ -193,8 +196,7 @@ class Session:
         self._settled.set()
         connection, self._connection = self._connection, None
         self.network.close()
-        for inbox in self.inboxes:
-            inbox.fail(ExecutorClosed("the executor was closed"))
+        self.inboxes.fail(ExecutorClosed("the executor was closed"))
         recovering = () if self._recovering is None else (self._recovering,)
         await cancel({*self._last_calls, *self._readings, *recovering})
         if connection is not None:
@@ -292,7 +294,7 @@ class Session:
             async with asyncio.timeout(self.call_timeout):
                 state = await self._attach(inbox)
         except BaseException as error:
-            self._soon(partial(self.detach, inbox))
+            self.soon(partial(self.detach, inbox))
             if isinstance(error, TimeoutError):
                 raise CallTimeout("process/read", self.call_timeout) from None
             raise
@@ -352,11 +354,11 @@ class Session:
         """Kill a process, of this session by default, if it exists, as soon as there is a connection."""
         params = {**reference((session_id, process_id)), "scope": scope}
         if scope == "leader":
-            return self._soon(partial(self.call, "process/signal", {**params, "signal": "SIGKILL"}))
+            return self.soon(partial(self.call, "process/signal", {**params, "signal": "SIGKILL"}))
         # Other servers than execserver ignore the scope, and kill the group.
-        return self._soon(partial(self.call, "process/terminate", params))
+        return self.soon(partial(self.call, "process/terminate", params))
 
-    def _soon(self, call: _Call, among: _Tasks | None = None) -> asyncio.Task[None]:
+    def soon(self, call: _Call, among: _Tasks | None = None) -> asyncio.Task[None]:
         """Make a call in the background, and ignore its errors."""
         tasks = self._last_calls if among is None else among
 
@@ -372,7 +374,7 @@ class Session:
     # -- events and the loss of a connection
 
     def _read_missing_soon(self, inbox: Inbox) -> None:
-        self._soon(partial(self._read_missing, inbox), self._readings)
+        self.soon(partial(self._read_missing, inbox), self._readings)
 
     async def _read_missing(self, inbox: Inbox) -> None:
         """Read the events that are missing before a delivered one. They may only be late."""
@@ -398,8 +400,7 @@ class Session:
         self._connection = None
         if self._closed:
             return
-        for inbox in self.inboxes:
-            inbox.hold()
+        self.inboxes.hold()
         if isinstance(reason, ProtocolFault) or not self._connector.target.recoverable:
             self._give_up(reason)
         else:
@@ -422,8 +423,9 @@ class Session:
     def _give_up(self, error: ExecServerError) -> None:
         self._failure = error
         self._closed |= self._ending  # it ended as requested, before the response to that arrived
-        for inbox in self.inboxes:
-            inbox.fail(ExecutorClosed("the executor was closed") if self._closed else SessionLost(str(error)))
+        self.inboxes.fail(
+            ExecutorClosed("the executor was closed") if self._closed else SessionLost(str(error))
+        )
         self._settled.set()
 
 

@@ -37,6 +37,7 @@ from execclient.tools.json_shapes import (
     read_text,
 )
 from execclient.tools.json_text import JsonTextError
+from execprotocol.limits import MAX_CONTEXT_LINES
 
 
 class Arguments(BaseModel):
@@ -289,6 +290,111 @@ class ApplyPatchArguments(Arguments):
     reference_struct = ("ApplyPatchToolArgs", 1)
 
     input: Annotated[str, Field(description="The whole patch, from *** Begin Patch to *** End Patch.")]
+
+
+MAX_DEPTH = 16
+"""Of `list_dir`: deeper folders are listed by a call of their own."""
+
+IGNORED = "Whether to include files that .gitignore and the like exclude."
+
+_FILE_PATH = "relative to the working directory, or absolute"
+_GLOB = (
+    "A glob without / applies to names at any depth, one with / to paths below the folder: *.py, or"
+    " src/**/*.{ts,tsx}. Names that begin with a dot need a glob with the dot."
+)
+_FILE_OUTPUT = "Tokens to return at most; the host may allow less."
+_TopFolder = Annotated[
+    str,
+    NullIsAbsent(),
+    Field(description=f"The folder, {_FILE_PATH}; the working directory if absent."),
+]
+_FromOne = Integer("a whole number, 1 or more", 1, 2**31 - 1)
+_FileTokens = Annotated[int | None, _FromOne, Field(ge=1, description=_FILE_OUTPUT)]
+_EnvironmentId = Annotated[str | None, Unadvertised()]
+
+
+class ReadFileArguments(Arguments):
+    """The arguments of `read_file`: a file, and a range of its lines."""
+
+    reference_struct = ("ReadFileArguments", 5)
+
+    path: Annotated[str, Field(description=f"The file, {_FILE_PATH}.")]
+    offset: Annotated[
+        int, _FromOne, NullIsAbsent(), Field(ge=1, description="The first line to read, counted from 1.")
+    ] = 1
+    limit: Annotated[
+        int | None, _FromOne, Field(ge=1, description="The number of lines; as many as fit if absent.")
+    ] = None
+    max_output_tokens: _FileTokens = None
+    environment_id: _EnvironmentId = None
+
+
+class ListDirArguments(Arguments):
+    """The arguments of `list_dir`: a folder, and how much of it."""
+
+    reference_struct = ("ListDirArguments", 5)
+
+    path: _TopFolder = "."
+    depth: Annotated[
+        int,
+        Integer(f"a whole number from 1 to {MAX_DEPTH}", 1, MAX_DEPTH),
+        NullIsAbsent(),
+        Field(ge=1, le=MAX_DEPTH, description="Levels to list; 1 for the names in the folder only."),
+    ] = 1
+    offset: Annotated[
+        int, _FromOne, NullIsAbsent(), Field(ge=1, description="The first entry to return, counted from 1.")
+    ] = 1
+    max_output_tokens: _FileTokens = None
+    environment_id: _EnvironmentId = None
+
+
+class GrepArguments(Arguments):
+    """The arguments of `grep`: a pattern, the files to search, and the form of the result."""
+
+    reference_struct = ("GrepArguments", 11)
+
+    pattern: Annotated[str, Field(description="What to find in a line.")]
+    path: Annotated[
+        str,
+        NullIsAbsent(),
+        Field(description=f"The folder or file, {_FILE_PATH}; the working directory if absent."),
+    ] = "."
+    glob: Annotated[str | None, Field(description=f"The files to search. {_GLOB}")] = None
+    regex: Annotated[
+        bool,
+        NullIsAbsent(),
+        Field(description="Whether the pattern is a regular expression of Rust, or plain text."),
+    ] = True
+    ignore_case: Annotated[bool, NullIsAbsent(), Field(description="Whether case does not matter.")] = False
+    multiline: Annotated[
+        bool, NullIsAbsent(), Field(description="Whether a match of the regular expression may span lines.")
+    ] = False
+    context_lines: Annotated[
+        int,
+        Integer(f"a whole number from 0 to {MAX_CONTEXT_LINES}", 0, MAX_CONTEXT_LINES),
+        NullIsAbsent(),
+        Field(ge=0, le=MAX_CONTEXT_LINES, description="Lines to show before and after each match."),
+    ] = 0
+    output: Annotated[
+        Literal["lines", "files"],
+        NullIsAbsent(),
+        Field(description='"lines" for the matching lines, "files" for the paths of their files only.'),
+    ] = "lines"
+    ignored: Annotated[bool, NullIsAbsent(), Field(description=IGNORED)] = False
+    max_output_tokens: _FileTokens = None
+    environment_id: _EnvironmentId = None
+
+
+class GlobArguments(Arguments):
+    """The arguments of `glob`: names of files, and where."""
+
+    reference_struct = ("GlobArguments", 5)
+
+    glob: Annotated[str, Field(description=f"The names of the files. {_GLOB}")]
+    path: _TopFolder = "."
+    ignored: Annotated[bool, NullIsAbsent(), Field(description=IGNORED)] = False
+    max_output_tokens: _FileTokens = None
+    environment_id: _EnvironmentId = None
 
 
 Parsed = TypeVar("Parsed", bound=Arguments)

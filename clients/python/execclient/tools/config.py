@@ -52,6 +52,9 @@ class ToolsConfig:
     apply_patch: bool = False
     """Whether a model is shown `apply_patch`. The tool also works if it is not shown, as do calls inside a
     shell command, for models that know it."""
+    file_tools: bool = False
+    """Whether a model is shown, and can call, `read_file`, `list_dir`, `grep` and `glob`. They read what
+    a command in the sandbox could read, without an approval."""
     request_rule: bool = False
     """Whether a model may propose rules (`prefix_rule`)."""
     retry_unasked: bool = False

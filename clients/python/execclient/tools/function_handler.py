@@ -32,7 +32,7 @@ class FunctionHandler(ABC, Generic[Parsed]):
     model: type[Parsed]
     local_shell: ClassVar[bool] = False
     """Whether it also handles the shell that a model family has built in."""
-    beside_others: ClassVar[bool] = False
+    beside_others: bool = False
     """Whether calls that change nothing also run beside one that may change something."""
 
     def matches_kind(self, payload: ToolPayload) -> bool:

@@ -15,6 +15,10 @@ from execclient.tools.arguments import (
     ApplyPatchArguments,
     Arguments,
     ExecCommandArguments,
+    GlobArguments,
+    GrepArguments,
+    ListDirArguments,
+    ReadFileArguments,
     RunShellCommandArguments,
     ShellArguments,
     ShellCommandArguments,
@@ -34,9 +38,8 @@ SHOWN: Mapping[ShellToolKind, tuple[str, ...]] = {
     "disabled": (),
 }
 """The tools that a model is shown, by the kind of shell tool."""
-
-_ADVERTISED_PERMISSIONS = ["use_default", "require_escalated"]
-"""The third value is not supported; a call with it gets an answer of its own."""
+_NOT_ADVERTISED = "with_additional_permissions"
+"""A value of `sandbox_permissions` that is not supported; a call with it gets an answer of its own."""
 
 _TIMEOUTS = (
     "Choose the time limit to fit the command: a few seconds to look at something, minutes for a build, an"
@@ -76,6 +79,10 @@ _APPLY_PATCH = (
     " stands above, then lines of the file that begin with a blank, lines to be removed with -, and lines to"
     " be added with +."
 )
+_READ_FILE = "Reads a text file, or a range of its lines. The answer says where to go on if there is more."
+_LIST_DIR = "Lists the names in a folder, those of folders with a slash at the end."
+_GREP = "Finds lines in files, as PATH:LINE:TEXT. Hidden files are searched, too, but not .git."
+_GLOB = "Finds files by their names, in all folders below one, but not in .git."
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +154,10 @@ def all_specs(*, platform: str = "linux", request_rule: bool = False) -> dict[st
         ToolSpec("write_stdin", _WRITE_STDIN, WriteStdinArguments),
         ToolSpec("apply_patch", _APPLY_PATCH, ApplyPatchArguments),
         ToolSpec("run_shell_command", f"{_RUN_SHELL_COMMAND} {_TIMEOUTS}", RunShellCommandArguments),
+        ToolSpec("read_file", _READ_FILE, ReadFileArguments),
+        ToolSpec("list_dir", _LIST_DIR, ListDirArguments),
+        ToolSpec("grep", _GREP, GrepArguments),
+        ToolSpec("glob", _GLOB, GlobArguments),
     )
     return {spec.name: spec for spec in made}
 
@@ -168,11 +179,11 @@ def _property(made: Mapping[str, Json]) -> dict[str, Json]:
     if entry.get("default", ...) is None:
         del entry["default"]
     if "enum" in entry:
-        entry["enum"] = [each for each in entry["enum"] if each in _ADVERTISED_PERMISSIONS]
+        entry["enum"] = [each for each in entry["enum"] if each != _NOT_ADVERTISED]
     return {name: entry[name] for name in sorted(entry, key=_order)}
 
 
-_KEYS = ("type", "description", "enum", "items", "minItems", "minimum", "default")
+_KEYS = ("type", "description", "enum", "items", "minItems", "minimum", "maximum", "default")
 
 
 def _order(key: str) -> int:

@@ -305,6 +305,11 @@ class Toolset:
         register(ApplyPatchHandler(), ("apply_patch",), specs["apply_patch"], exposed=self.config.apply_patch)
         self.interceptors.append(intercepted_patch)
         register(RunShellCommandHandler(), ("run_shell_command",), specs["run_shell_command"], exposed=co)
+        if self.config.file_tools:  # without them, a host may have tools of its own with these names
+            from execclient.tools.file_tools import FILE_TOOLS  # late: most toolsets do not have them
+
+            for name, handler in FILE_TOOLS.items():
+                register(handler(), (name,), specs[name], exposed=True)
 
     def _context(self, events: CallEvents, turn: Turn, tracker: object = None) -> CallContext:
         cwd = turn.cwd or self.cwd

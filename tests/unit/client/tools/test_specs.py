@@ -15,7 +15,10 @@ from execclient.tools.specs import FORMS, SHOWN, ShellToolKind, all_specs, specs
 from tools.tool_schemas import files, main
 
 FOLDER = Path(__file__).parents[4] / "schemas" / "tools"
-NAMES = ("shell", "shell_command", "exec_command", "write_stdin", "apply_patch", "run_shell_command")
+NAMES = (
+    *("shell", "shell_command", "exec_command", "write_stdin", "apply_patch", "run_shell_command"),
+    *("read_file", "list_dir", "grep", "glob"),
+)
 EVERY = all_specs(request_rule=True)
 
 
@@ -64,7 +67,15 @@ def test_a_schema_is_one_of_2020_12_without_noise(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_defaults_in_a_schema_are_those_of_the_model(name: str) -> None:
     spec = EVERY[name]
-    samples: dict[str, object] = {"cmd": "ls", "session_id": 1000, "command": "ls", "input": ""}
+    samples: dict[str, object] = {
+        "cmd": "ls",
+        "session_id": 1000,
+        "command": "ls",
+        "input": "",
+        "path": "a",
+        "pattern": "a",
+        "glob": "*",
+    }
     given = {each: samples[each] for each in spec.parameters()["required"]}
     if name == "shell":
         given = {"command": ["ls"]}
@@ -95,6 +106,17 @@ def test_defaults_in_a_schema_are_those_of_the_model(name: str) -> None:
         ("write_stdin", {"chars": ""}, False),
         ("run_shell_command", {"cmd": "ls", "timeout": 1}, True),
         ("run_shell_command", {"cmd": "ls", "timeout": 0}, False),
+        ("read_file", {"path": "a", "offset": 1, "limit": 1, "max_output_tokens": 1}, True),
+        ("read_file", {"path": "a", "offset": 0}, False),
+        ("read_file", {"path": "a", "max_output_tokens": 0}, False),
+        ("read_file", {}, False),
+        ("list_dir", {}, True),
+        ("list_dir", {"depth": 16}, True),
+        ("list_dir", {"depth": 17}, False),
+        ("grep", {"pattern": "a", "output": "files"}, True),
+        ("grep", {"pattern": "a", "output": "count"}, False),
+        ("glob", {"glob": "*.py", "path": "src"}, True),
+        ("glob", {"path": "src"}, False),
     ],
 )
 def test_schema_and_reader_agree(name: str, arguments: dict[str, object], sound: bool) -> None:
@@ -124,6 +146,12 @@ def test_second_forms_are_not_shown() -> None:
 def test_rules_are_shown_only_where_a_host_takes_them(name: str) -> None:
     assert "prefix_rule" in EVERY[name].parameters()["properties"]
     assert "prefix_rule" not in all_specs()[name].parameters()["properties"]
+
+
+@pytest.mark.parametrize("name", ["read_file", "list_dir", "grep", "glob"])
+def test_a_file_tool_shows_its_budget_last_and_no_environment(name: str) -> None:
+    assert list(EVERY[name].parameters()["properties"])[-1] == "max_output_tokens"
+    assert "environment_id" not in EVERY[name].parameters()["properties"]
 
 
 def test_the_time_limit_of_run_shell_command_is_visible() -> None:

@@ -1,0 +1,167 @@
+"""The ignore rules of a tree: `.gitignore` and its relatives, read with the rights of the program.
+
+The rules of a deeper folder win over those above it; in one folder the later file of `RULE_FILES` wins.
+Patterns are matched by `pathspec`, which is loaded when the first rule file is found.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from execserver.watching.program.folders import Folder
+
+RULE_FILES = (".gitignore", ".ignore", ".rgignore")
+
+_EXCLUDE = ".git/info/exclude"
+_MAX_FILE_BYTES = 1 << 20
+_MAX_ABOVE = 64
+_MAX_KEPT = 20_000
+"""Verdicts that are kept, for trees in which the same files change again and again."""
+
+
+class Rules:
+    """The rules of one folder."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.has_paths = any("/" in line.strip().rstrip("/") for line in text.splitlines())
+        """Whether a pattern depends on more of a path than its last name."""
+        # Loads 80 ms of modules, which most trees without rules do not need.
+        from pathspec import GitIgnoreSpec
+
+        lines = text.splitlines()
+        try:
+            self._spec = GitIgnoreSpec.from_lines(lines)
+        except ValueError:
+            self._spec = GitIgnoreSpec.from_lines([line for line in lines if _is_valid(line)])
+
+    def verdict(self, path: str) -> bool | None:
+        """Whether a path below the folder is ignored; None if no pattern matches. Directories end in `/`."""
+        return self._spec.check_file(path).include
+
+
+class IgnoreRules:
+    """The rules of a whole tree.
+
+    Args:
+        enabled: whether rule files count.
+        excluded: names of directories that are always left out.
+    """
+
+    def __init__(self, enabled: bool, excluded: list[str]) -> None:
+        self.enabled = enabled
+        self._excluded = frozenset(excluded)
+        self._above: list[tuple[str, Rules]] = []
+        """The rules of the folders above the root, nearest first, each with the root's path below it."""
+        self.apply = False
+        """Whether there are any rules."""
+        self._kept: dict[tuple[Folder, str, bool], bool] = {}
+
+    def read_above(self, root: str) -> None:
+        """Read the rules above the root, up to the folder of its repository, if there is one."""
+        if not self.enabled or os.path.lexists(f"{root}/.git"):
+            return
+        found: list[tuple[str, Rules]] = []
+        folder, below = root, ""
+        for _ in range(_MAX_ABOVE):
+            if folder == "/":
+                return
+            folder, _, name = folder.rpartition("/")
+            folder, below = folder or "/", f"{name}/{below}"
+            rules = self._read(folder)
+            if rules is not None:
+                found.append((below, rules))
+            if os.path.lexists(f"{folder}/.git"):
+                self._above, self.apply = found, bool(found)
+                return
+
+    def load(self, folder: Folder, path: str, names: set[str]) -> None:
+        """Read the rules of a folder of the tree.
+
+        Args:
+            folder: gets the rules.
+            path: by which it can be opened.
+            names: those in it.
+        """
+        present = self.enabled and (".git" in names or not names.isdisjoint(RULE_FILES))
+        rules = self._read(path) if present else None
+        if rules is not None or folder.rules is not None:
+            folder.rules = rules
+            self.apply = True
+            self._kept.clear()
+
+    def ignores(self, folder: Folder, name: str, is_directory: bool) -> bool:
+        """Whether a name in a folder, which is not ignored itself, is left out."""
+        if is_directory and name in self._excluded:
+            return True
+        if not self.apply or name in RULE_FILES:
+            return False
+        key = (folder, name, is_directory)
+        kept = self._kept.get(key)
+        if kept is None:
+            if len(self._kept) >= _MAX_KEPT:
+                self._kept.clear()
+            kept = self._kept[key] = self._judge(folder, name + "/" if is_directory else name)
+        return kept
+
+    def of(self, folder: Folder) -> list[Rules]:
+        """The rules that count below a folder, nearest first."""
+        found = [each.rules for each in folder.upwards() if each.rules is not None]
+        return found + [rules for _, rules in self._above]
+
+    def mean_other_paths(self, before: list[Rules], after: list[Rules]) -> bool:
+        """Whether a renamed folder may have other ignored entries: by the rules before and after."""
+        return before != after or any(rules.has_paths for rules in after)
+
+    def forget_verdicts(self) -> None:
+        """A folder was renamed, so that patterns may match other paths."""
+        self._kept.clear()
+
+    def _judge(self, folder: Folder, path: str) -> bool:
+        at: Folder | None = folder
+        while at is not None:
+            verdict = None if at.rules is None else at.rules.verdict(path)
+            if verdict is not None:
+                return verdict
+            if at.parent is not None:
+                path = f"{at.name}/{path}"
+            at = at.parent
+        for below, rules in self._above:
+            verdict = rules.verdict(below + path)
+            if verdict is not None:
+                return verdict
+        return False
+
+    def _read(self, folder: str) -> Rules | None:
+        text = "\n".join(_read_text(f"{folder}/{name}") for name in (_EXCLUDE, *RULE_FILES))
+        return Rules(text) if text.strip() else None
+
+
+def _read_text(path: str) -> str:
+    """A rule file; empty if it is missing, not readable, no regular file, or too large."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_FILE_BYTES:
+            return ""
+        return os.read(fd, _MAX_FILE_BYTES).removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+
+
+def _is_valid(line: str) -> bool:
+    from pathspec import GitIgnoreSpec
+
+    try:
+        GitIgnoreSpec.from_lines([line])
+    except ValueError:
+        return False
+    return True
