@@ -74,8 +74,8 @@ def load_late_modules(*, only_stdio: bool = False) -> None:
 
 
 def load_everything() -> None:
-    """Load all modules, also those of standard JSON-RPC, of `http/request`, of network proxies and of ports,
-    to check the installation. Most daemons never need these.
+    """Load all modules, also those of standard JSON-RPC, of `http/request`, of network proxies, of ports
+    and of searches, to check the installation. Most daemons never need these.
 
     Raises:
         ImportError, OSError: the installation is broken.
@@ -84,9 +84,9 @@ def load_everything() -> None:
     LOADER.load(load_dispatch)
     LOADER.load(lambda: import_module("pydantic_core"))
     LOADER.load(lambda: import_module("execserver.network.program"))
-    for name in ("execserver.search.program", "execserver.search.requests"):
-        LOADER.load(partial(import_module, name))
     LOADER.load(lambda: import_module("execserver.ports.opening"))
+    LOADER.load(lambda: import_module("execserver.search.requests"))
+    LOADER.load(lambda: import_module("execserver.search.program"))
 
 
 async def quiet_moment() -> None:
