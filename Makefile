@@ -231,8 +231,9 @@ release-check: ## test, fleet, docs-check, release-tests, integrations, interop,
 
 ##@ Longer tests
 
-soak: setup ## 10,000 commands, then look for what they left behind
-	EXECSERVER_SOAK_COMMANDS=10000 $(BIN)/python -m pytest -q tests/soak --timeout 900
+soak: setup ## 10,000 commands, then look for what they left behind, and a watch of 1,000,000 changes
+	EXECSERVER_SOAK_COMMANDS=10000 EXECSERVER_SOAK_CHANGES=1000000 \
+		$(BIN)/python -m pytest -q tests/soak --timeout 1200
 
 limits-vm-setup:
 	$(call install,test -x /usr/lib/qemu/virtiofsd && ls /boot/vmlinuz-*-cloud-amd64 >/dev/null && test -x /bin/busybox && command -v cpio >/dev/null,qemu-system-x86 linux-image-cloud-amd64 busybox-static cpio,QEMU 7 with virtiofsd or a cloud kernel or busybox)

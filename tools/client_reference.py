@@ -29,7 +29,7 @@ from tools.reference_page import (
 from tools.tools_reference import ToolsPage
 from tools.wire_docs.generated import split_check, write_or_check
 
-ENTRANCES = ("connect", "Executor", "Process", "TextStream", "LineStream", "FileSystem")
+ENTRANCES = ("connect", "Executor", "Process", "TextStream", "LineStream", "FileSystem", "Watch")
 """What one works with. Other names are values, or errors."""
 
 _HEAD = """\

@@ -117,8 +117,11 @@ class HandlerTable:
         confined = filesystem.FileConfinement(self._workers, tmpdir, small)
         handlers: Handlers = filesystem.handlers(self._mounts, small, confined, self._make_edits)
         path = self._environment.get("PATH", DEFAULT_PATH)
-        handlers = {**handlers, **search.SearchHandlers(sandboxes, confined, tag, path).table()}
-        handlers = {**handlers, **watch.WatchHandlers(launcher, self._mounts, tmpdir).table()}
+        handlers = {
+            **handlers,
+            **search.SearchHandlers(sandboxes, confined, tag, path).table(),
+            **watch.WatchHandlers(launcher, self._mounts, tmpdir).table(),
+        }
         if self._require_sandbox:
             handlers = confinement.require_file_limits(handlers, tmpdir)
         return {**handlers, **discovery.DiscoveryHandlers(host, confined).table()}

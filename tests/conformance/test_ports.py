@@ -46,7 +46,7 @@ def listening(client: Client) -> list[tuple[int, bool]]:
 
 
 @pytest.mark.transports("unix", "ws")
-@pytest.mark.statement("Z1", "Z2")
+@pytest.mark.statement("PT1", "PT2")
 def test_the_listeners_of_all_descendants_are_listed(endpoint: Endpoint, client: Client) -> None:
     assert ports(client) == []
     process, port = listen(client)
@@ -68,7 +68,7 @@ def test_the_listeners_of_all_descendants_are_listed(endpoint: Endpoint, client:
     assert ports(client) == []
 
 
-@pytest.mark.statement("Z1")
+@pytest.mark.statement("PT1")
 def test_a_server_that_outlives_its_command_is_listed(endpoint: Endpoint, here: Path) -> None:
     client = endpoint.private("--process-ttl", "0.2").connect()
     file = here / "port"
@@ -86,7 +86,7 @@ def test_a_server_that_outlives_its_command_is_listed(endpoint: Endpoint, here: 
     stream.wait_output(b"hello")
 
 
-@pytest.mark.statement("Z2")
+@pytest.mark.statement("PT2")
 def test_what_several_processes_share_is_one_entry(client: Client) -> None:
     process, port = listen(client, "os.fork(); os.fork(); print('up', flush=True)" + ECHO)
     process.wait_output(lambda output: output.count(b"up") == 4)
@@ -95,7 +95,7 @@ def test_what_several_processes_share_is_one_entry(client: Client) -> None:
 
 
 @pytest.mark.transports("unix", "unix-ws")
-@pytest.mark.statement("Z1")
+@pytest.mark.statement("PT1")
 def test_those_of_other_sessions_are_reached_where_their_processes_are(
     endpoint: Endpoint, client: Client
 ) -> None:
@@ -112,7 +112,7 @@ def test_those_of_other_sessions_are_reached_where_their_processes_are(
 
 
 @pytest.mark.transports("ws")
-@pytest.mark.statement("Z1")
+@pytest.mark.statement("PT1")
 def test_a_connection_without_proof_reaches_its_own_session_only(endpoint: Endpoint, client: Client) -> None:
     stranger = endpoint.connect()
     whose: list[Json] = [{"allSessions": True}, {"sessionId": client.session_id}]
@@ -122,7 +122,7 @@ def test_a_connection_without_proof_reaches_its_own_session_only(endpoint: Endpo
     assert "only reached over a Unix socket" in stranger.refused("port/open", params).message
 
 
-@pytest.mark.statement("Z4", "Z5")
+@pytest.mark.statement("PT4", "PT5")
 def test_changes_are_reported_while_they_are_watched(endpoint: Endpoint) -> None:
     client = endpoint.connect(extensions=True)
     first, port = listen(client)
@@ -143,7 +143,7 @@ def test_changes_are_reported_while_they_are_watched(endpoint: Endpoint) -> None
 
 
 @pytest.mark.transports("unix", "ws", "unix-ws", "relay")
-@pytest.mark.statement("Z10", "Z12")
+@pytest.mark.statement("PT10", "PT12")
 def test_bytes_go_both_ways(client: Client) -> None:
     _, port = listen(client)
     answer = client.call("port/open", {"processId": "s", "port": port})
@@ -160,7 +160,7 @@ def test_bytes_go_both_ways(client: Client) -> None:
     assert stream_of(stream, "stderr") in (b"", b"eof\n")
 
 
-@pytest.mark.statement("Z12")
+@pytest.mark.statement("PT12")
 def test_either_side_may_end_its_direction_first(client: Client) -> None:
     process, port = listen(client, TALK)
     stream = open_port(client, port)
@@ -175,7 +175,7 @@ def test_either_side_may_end_its_direction_first(client: Client) -> None:
     assert stream.wait_closed().exit_code == 0
 
 
-@pytest.mark.statement("Z13")
+@pytest.mark.statement("PT13")
 def test_a_connection_that_breaks_ends_the_stream_with_the_reason(client: Client) -> None:
     reset = """
 peer, _ = listener.accept()
@@ -193,7 +193,7 @@ peer.close()
     assert b"reset by peer" in stream_of(stream, "stderr")
 
 
-@pytest.mark.statement("Z13")
+@pytest.mark.statement("PT13")
 @pytest.mark.timeout(40)
 def test_a_listener_that_does_not_accept_is_an_error_and_leaves_no_process(client: Client) -> None:
     process, port = listen(client, FULL)
@@ -204,7 +204,7 @@ def test_a_listener_that_does_not_accept_is_an_error_and_leaves_no_process(clien
     assert "s" not in {each["processId"] for each in client.call("process/list")["processes"]}
 
 
-@pytest.mark.statement("Z11")
+@pytest.mark.statement("PT11")
 def test_only_what_descendants_listen_on_is_opened(endpoint: Endpoint, client: Client) -> None:
     other = endpoint.connect()
     _, foreign = listen(other)
@@ -217,7 +217,7 @@ def test_only_what_descendants_listen_on_is_opened(endpoint: Endpoint, client: C
         assert client.refused("port/open", {"processId": "s", "port": port, **choice}).code == -32600
 
 
-@pytest.mark.statement("Z11")
+@pytest.mark.statement("PT11")
 def test_one_of_several_listeners_is_chosen(client: Client) -> None:
     first, port = listen(client)
     argv = [sys.executable, "-c", LISTEN + "while True: listener.accept()[0].sendall(b'second')"]
@@ -234,7 +234,7 @@ def test_one_of_several_listeners_is_chosen(client: Client) -> None:
     stream.wait_output(b"first")
 
 
-@pytest.mark.statement("Z11")
+@pytest.mark.statement("PT11")
 def test_of_the_sockets_of_one_process_that_of_ipv4_is_preferred(client: Client) -> None:
     both = """
 six = socket.socket(socket.AF_INET6)
@@ -253,7 +253,7 @@ print("both", flush=True)
     stream.wait_output(b"four")
 
 
-@pytest.mark.statement("Z10")
+@pytest.mark.statement("PT10")
 @pytest.mark.parametrize("address", ["0.0.0.0", "127.9.9.9", "::1", "::", "::ffff:127.0.0.1"])
 def test_a_listener_on_any_address_is_reached(client: Client, address: str) -> None:
     _, port = listen(client, address=address)
@@ -263,7 +263,7 @@ def test_a_listener_on_any_address_is_reached(client: Client, address: str) -> N
     stream.wait_output(b"any")
 
 
-@pytest.mark.statement("Z11")
+@pytest.mark.statement("PT11")
 def test_a_server_for_one_connection_is_reached(client: Client) -> None:
     process, port = listen(
         client, "peer, _ = listener.accept(); listener.close(); peer.sendall(b'once'); peer.recv(1)"
@@ -279,7 +279,7 @@ def test_a_server_for_one_connection_is_reached(client: Client) -> None:
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.statement("Z14")
+@pytest.mark.statement("PT14")
 def test_a_reader_that_stalls_loses_nothing(endpoint: Endpoint) -> None:
     client = endpoint.private().connect(extensions=True)
     server, port = listen(client, SEND, "80")
@@ -299,7 +299,7 @@ def test_a_reader_that_stalls_loses_nothing(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.statement("Z14")
+@pytest.mark.statement("PT14")
 def test_nothing_is_lost_while_no_client_is_connected(endpoint: Endpoint) -> None:
     private = endpoint.private("--retained-output-bytes", str(4 * MIB))
     client = private.connect(extensions=True)
@@ -338,7 +338,7 @@ def wait_for_rest(measure: Callable[[], int]) -> int:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.statement("Z14")
+@pytest.mark.statement("PT14")
 def test_on_a_full_disk_the_listener_waits(on_a_small_disk: Server) -> None:
     with on_a_small_disk.connect() as client:
         _, port = listen(client, SEND, "12")
@@ -355,7 +355,7 @@ def test_on_a_full_disk_the_listener_waits(on_a_small_disk: Server) -> None:
 # -- names, limits, cuts
 
 
-@pytest.mark.statement("Z15")
+@pytest.mark.statement("PT15")
 def test_a_repeated_request_is_answered_again(endpoint: Endpoint, client: Client) -> None:
     process, port = listen(client)
     wanted = {"processId": "s", "port": port, "address": "127.0.0.1"}
@@ -373,7 +373,7 @@ def test_a_repeated_request_is_answered_again(endpoint: Endpoint, client: Client
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.statement("Z17")
+@pytest.mark.statement("PT17")
 def test_streams_of_a_session_are_limited(endpoint: Endpoint) -> None:
     client = endpoint.private().connect()
     _, port = listen(client)
@@ -387,7 +387,7 @@ def test_streams_of_a_session_are_limited(endpoint: Endpoint) -> None:
     open_port(client, port, "more")
 
 
-@pytest.mark.statement("Z18")
+@pytest.mark.statement("PT18")
 def test_a_terminate_cancels_an_open_and_ends_a_stream(client: Client) -> None:
     process, port = listen(client, FULL)
     process.wait_output(b"full")
@@ -405,7 +405,7 @@ def test_a_terminate_cancels_an_open_and_ends_a_stream(client: Client) -> None:
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.statement("Z16")
+@pytest.mark.statement("PT16")
 def test_no_byte_is_lost_or_doubled_when_servers_are_killed(endpoint: Endpoint) -> None:
     private = endpoint.private()
     client = private.connect(extensions=True)
@@ -439,7 +439,7 @@ def test_no_byte_is_lost_or_doubled_when_servers_are_killed(endpoint: Endpoint) 
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.statement("Z16", "Z14")
+@pytest.mark.statement("PT16", "PT14")
 def test_a_flood_goes_on_where_it_was_when_servers_are_killed(endpoint: Endpoint) -> None:
     private = endpoint.private()
     client = private.connect(extensions=True)
@@ -470,7 +470,7 @@ def test_a_flood_goes_on_where_it_was_when_servers_are_killed(endpoint: Endpoint
 # -- sandboxes
 
 
-@pytest.mark.statement("Z3", "Z10", "Z19")
+@pytest.mark.statement("PT3", "PT10", "PT19")
 def test_a_server_in_a_sandbox_without_network_is_reached(endpoint: Endpoint) -> None:
     client = endpoint.private("--require-sandbox").connect()
     managed: dict[str, Json] = {"enforceManagedNetwork": True, "networkProxy": {"proxy": {"enabled": True}}}

@@ -329,18 +329,23 @@ def test_a_read_waits_for_a_change_and_delays_nothing(watching: Client, tree: Pa
 
 @pytest.mark.statement("M20")
 def test_a_cursor_before_the_log_gets_a_gap(watching: Client, tree: Path) -> None:
+    deep = tree.joinpath(*["d" * 200] * 15)
+    deep.mkdir(parents=True)
     watched = Watched(watching, tree)
-    watching.pause()  # so that events cannot be sent either
-    files = [tree / f"{'n' * 200}{number}" for number in range(500)]
-    for _ in range(70):
-        for file in files:
-            file.touch()
-        for file in files:
-            file.unlink()
+    watching.pause()  # so that events cannot be sent
+    for number in range(7000):  # 22 MB of changes, and fewer events than the kernel queues
+        os.close(os.open(deep / f"n{number}", os.O_CREAT | os.O_WRONLY))
     watching.resume()
-    watched.wait(lambda: watched.read(0)["firstSeq"] > 1)
+    watched.wait(lambda: any("n6999" in change["path"] for change in watched.changes))
+    gap = {"kind": "gap", "path": path_uri(tree), "isDirectory": True}
     page = watched.read(0)
-    assert page["changes"][0] == {"kind": "gap", "path": path_uri(tree), "isDirectory": True}
+    assert page["changes"][0] == gap
+    assert page["firstSeq"] > 1
+    (jump,) = [event for event in watched.events if event["changes"][0] == gap]
+    before = watched.events[watched.events.index(jump) - 1]
+    assert jump["firstSeq"] > before["firstSeq"] + len(before["changes"])
+    created = [change["path"] for change in watched.changes if change != gap]
+    assert len(created) == len(set(created)) < 7000
 
 
 @pytest.mark.statement("M21", "M23")

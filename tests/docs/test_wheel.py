@@ -25,7 +25,7 @@ MAX_CLIENT_BYTES = 10_000_000
 
 COMMANDS = (
     *("serve", "config", "doctor", "uninstall", "drain", "relay"),
-    *("run", "attach", "ps", "logs", "kill", "cp", "patch", "policy", "completion"),
+    *("run", "attach", "ps", "logs", "kill", "cp", "patch", "watch", "policy", "completion"),
 )
 
 TRY_TO_CONNECT = """

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from execclient.process import Process
     from execclient.resource_limits import ResourceLimits
     from execclient.results import (
+        Change,
         Chunk,
         Copied,
         DrainNotice,
@@ -83,11 +84,13 @@ if TYPE_CHECKING:
         TreeProgress,
         WalkEntry,
     )
+    from execclient.watch import Watch
 
 __all__ = [
     "AccessDenied",
     "CallFailed",
     "CallTimeout",
+    "Change",
     "Chunk",
     "CommandFailed",
     "CommandNotRun",
@@ -152,6 +155,7 @@ __all__ = [
     "WaitTimeout",
     "WalkEntry",
     "WalkIncomplete",
+    "Watch",
     "WorkspaceWrite",
     "WrongExecutor",
     "connect",
@@ -166,6 +170,7 @@ _MODULES = (
     "process",
     "filesystem",
     "ports",
+    "watch",
 )
 """The modules of these names. The first two are small."""
 

@@ -89,6 +89,13 @@ def command_line(values: object, name: str = "argv") -> list[str]:
     return [text(value, f"{name}[{place}]") for place, value in enumerate(values)]
 
 
+def names(values: object, name: str) -> list[str]:
+    """Names of files or directories."""
+    if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} is a list of names, not {_kind(values)}")
+    return [text(value, f"{name}[{place}]") for place, value in enumerate(values)]
+
+
 def variables(values: object) -> dict[str, str]:
     """Environment variables."""
     if not isinstance(values, Mapping):

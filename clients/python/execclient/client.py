@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import ssl as tls
-from collections.abc import Container, Generator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Never
@@ -25,6 +26,9 @@ from execclient.session.inbox import Inbox
 from execclient.session.network import NetworkAnswers, NetworkHandlers, OnNetworkDecision, OnNetworkRequest
 from execclient.session.session import Session
 from execprotocol.path_uri import parse_path_uri
+
+if TYPE_CHECKING:
+    from execclient.watch import Watch
 
 BUFFER_BYTES = 64 << 20
 """Output of a process that may wait in the client."""
@@ -292,6 +296,48 @@ class Executor(PortMethods):
             process_ids: the names of the processes; others are left alone.
         """
         await self._session.kill_trees(process_ids.__contains__)
+
+    def watch(
+        self,
+        path: AnyPath,
+        *,
+        recursive: bool = True,
+        ignore_rules: bool = True,
+        exclude_dirs: Iterable[str] = (),
+        sandbox: Sandbox | None = None,
+        workspace: AnyPath | None = None,
+    ) -> Watch:
+        """Watch a directory or a file for changes, while in the block: `async with executor.watch("src")`.
+
+        Changes after the block was entered are reported, each once, in order, also over lost connections. If
+        some could not be kept, a change of the kind `gap` names the directory to look at again: the caller
+        took none for long while many happened, or the server was replaced. Links below it are not followed.
+
+        Args:
+            path: the root.
+            recursive: watch everything below it; otherwise its own names only.
+            ignore_rules: leave out what `.gitignore`, `.ignore`, `.rgignore` and `.git/info/exclude` ignore.
+            exclude_dirs: names of directories that are not watched, at any depth.
+            sandbox: as `run` takes one: what it may not read is not reported.
+            workspace: of the sandbox, as for `files`.
+
+        Raises:
+            NotFound: when the block is entered: the path does not exist.
+            Refused: a limit is reached, such as that of inotify; the message names the limit and the way out.
+            Unsupported: the server does not serve `fs/watch`.
+        """
+        from execclient.watch import Watch  # late: few programs watch
+
+        params: dict[str, Json] = {
+            "path": self.fs.uri(path),
+            "recursive": recursive,
+            "ignoreRules": ignore_rules,
+            "excludeDirs": arguments.names(exclude_dirs, "exclude_dirs"),
+        }
+        if sandbox is not None:
+            folder = "" if workspace is None else arguments.path(workspace, "workspace")
+            params["sandbox"] = arguments.sandbox(sandbox, os.path.join(self.cwd, folder), "workspace")
+        return Watch(self._session, params)
 
     async def call(self, method: str, params: Mapping[str, Json], *, limit: float | None = None) -> Json:
         """Send any request of the wire (`docs/protocol.md`); its result. Raises as `Session.call`."""

@@ -366,6 +366,25 @@ class Entry(NamedTuple):
     is_file: bool
 
 
+class Change(NamedTuple):
+    """A change below a watched path. It says what is true afterwards; several may be reported as one."""
+
+    kind: Literal["created", "modified", "removed", "renamed", "gap"]
+    """`modified`: the content or the metadata. `renamed`: from `previous`, with everything below a directory.
+    `gap`: changes were lost; look again at everything at and below `path`."""
+    path: str
+    """Absolute, at the executor."""
+    previous: str | None = None
+    """The earlier path, if it was renamed."""
+    is_directory: bool = False
+    """Whether it is or was a directory itself, not a link to one."""
+
+    @property
+    def gap(self) -> bool:
+        """Whether changes were lost here."""
+        return self.kind == "gap"
+
+
 class WalkEntry(NamedTuple):
     """One file or directory of a tree."""
 

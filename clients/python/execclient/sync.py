@@ -43,7 +43,7 @@ from execclient.loop_thread import Disposal, LoopCall, LoopThread
 from execclient.output_text import MAX_LINE, LineOptions, begun
 from execclient.process_control import deprecated_scope, described, late
 from execclient.process_input import Communication
-from execclient.results import Chunk, Line, PortEvent, TextChunk
+from execclient.results import Change, Chunk, Line, PortEvent, TextChunk
 from execclient.search import find as core_find
 from execclient.search import search as core_search
 from execprotocol.daemon_thread import run_in_daemon_thread
@@ -59,6 +59,7 @@ __all__ = [
     "PortEvents",
     "Process",
     "TextStream",
+    "Watch",
     "connect",
     "find",
     "search",
@@ -104,6 +105,16 @@ def _opening(
     @functools.wraps(method)
     def call(self: _Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> Process:
         return Process(self._thread, self._thread.call(lambda: method(self._core, *args, **kwargs), undo))
+
+    return _ours(call)
+
+
+def _watching(method: Callable[Concatenate[Any, P], core.Watch]) -> Callable[Concatenate[Any, P], Watch]:
+    """The method with the same name and arguments that returns a watch for other threads."""
+
+    @functools.wraps(method)
+    def call(self: _Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> Watch:
+        return Watch(self._thread, method(self._core, *args, **kwargs))
 
     return _ours(call)
 
@@ -267,6 +278,7 @@ class Executor:
 
     kill_trees = _blocking(core.Executor.kill_trees)
     call = _blocking(core.Executor.call)
+    watch = _watching(core.Executor.watch)
 
     def drop_connection(self) -> None:
         """Cut the connection as a fault would, for diagnosis. Recovery begins at once."""
@@ -714,6 +726,71 @@ class _Awaitable:
         for chunk in self._process:
             return chunk
         raise StopAsyncIteration
+
+
+class Watch:
+    """The changes below a path, from the moment when the block is entered. Get one from `Executor.watch`.
+
+    Iteration ends when the watch has ended; `ended` has the reason. Ctrl-C in a wait loses no change.
+    """
+
+    def __init__(self, thread: LoopThread[core.Executor], watch: core.Watch) -> None:
+        self.path = watch.path
+        self._thread = thread
+        self._core = watch
+        self._waiting: deque[Change] = deque()
+
+    @property
+    def mode(self) -> Literal["inotify", "polling"] | None:
+        """How the daemon notices changes; None before the block."""
+        return self._core.mode
+
+    @property
+    def ended(self) -> str | None:
+        """Why the watch has ended; None while it is active."""
+        return self._core.ended
+
+    @property
+    def message(self) -> str | None:
+        """For people: why it has ended, and the way out."""
+        return self._core.message
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Change:
+        """The next change. Raises as `execclient.Watch` does."""
+        if not self._waiting:
+            self._thread.call(lambda: self._fetch(None))
+        if not self._waiting:
+            raise StopIteration
+        return self._waiting.popleft()
+
+    def batch(self, timeout: float | None = None) -> list[Change]:
+        """All changes that have arrived; waits for the first, as `execclient.Watch.batch`."""
+        self._thread.call(lambda: self._fetch(0 if self._waiting else timeout))
+        return [self._waiting.popleft() for _ in range(len(self._waiting))]
+
+    async def _fetch(self, timeout: float | None) -> None:  # noqa: ASYNC109 - as in `batch`
+        # On the loop, with nothing awaited in between: what was taken is kept, even if this is cancelled.
+        self._waiting.extend(await self._core.batch(timeout))
+
+    def close(self) -> None:
+        """End the watch, as leaving the block does. May be called again."""
+        with suppress(ExecutorClosed):
+            self._thread.call(self._core.close)
+
+    def __enter__(self) -> Self:
+        self._thread.call(self._core.__aenter__, core.Watch.close)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._core)
 
 
 class FileSystem:

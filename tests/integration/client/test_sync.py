@@ -37,7 +37,7 @@ from tests.support.wire import wait_gone
 
 PATIENCE = 10.0
 PROPERTIES = (property, cached_property)
-SKINS = ("Executor", "Process", "FileSystem", "Forward", "PortEvents", "TextStream", "LineStream")
+SKINS = ("Executor", "Process", "FileSystem", "Forward", "PortEvents", "TextStream", "LineStream", "Watch")
 TWINS = {"__iter__": "__aiter__", "__next__": "__anext__", "__enter__": "__aenter__", "__exit__": "__aexit__"}
 
 

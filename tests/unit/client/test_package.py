@@ -71,7 +71,7 @@ def test_the_public_names_are_these() -> None:
     failures = {error.__name__ for error in all_errors()}
 
     assert set(execclient.__all__) - failures == {
-        *("connect", "Executor", "Process", "FileSystem"),
+        *("connect", "Executor", "Process", "FileSystem", "Watch", "Change"),
         *("Forward", "ListeningPort", "PortEvent", "PortEvents"),
         *("DrainNotice", "NetworkAccess", "NetworkDecision", "NetworkRequest"),
         *(

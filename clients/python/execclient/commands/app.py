@@ -55,6 +55,7 @@ COMMANDS = {
     "search": file_commands.SEARCH,
     "glob": file_commands.GLOB,
     "patch": file_commands.PATCH,
+    "watch": file_commands.WATCH,
     "policy": file_commands.POLICY,
     "mcp": mcp.MCP,
     "completion": COMPLETION,

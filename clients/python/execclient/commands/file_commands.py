@@ -1,4 +1,4 @@
-"""The commands for files, with their options: `cp`, `search`, `glob`, `patch` and `policy check`."""
+"""The commands for files, with their options: `cp`, `search`, `glob`, `patch`, `watch` and `policy check`."""
 
 from __future__ import annotations
 
@@ -271,6 +271,65 @@ PATCH = Command(
     "[OPTIONS] [FILE]",
     _add_patch,
     _patch,
+)
+
+
+# -- watch
+
+
+def _add_watch(parser: Parser) -> None:
+    path = parser.add_argument("path", metavar="PATH", help="a directory or file on the daemon's machine")
+    completion.complete_with(path, completion.nothing)
+    add_daemon(parser)
+    parser.add_argument(
+        "--no-recursive", dest="recursive", action="store_false", help="watch the directory's own names only"
+    )
+    parser.add_argument(
+        "--no-ignore",
+        dest="ignore_rules",
+        action="store_false",
+        help="watch what .gitignore, .ignore, .rgignore and .git/info/exclude ignore, too",
+    )
+    excluded = parser.add_argument(
+        "--exclude-dir",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="do not watch directories of this name, at any depth; may be repeated",
+    )
+    completion.complete_with(excluded, completion.nothing)
+    add_sandbox(
+        parser,
+        "report only what this sandbox may read; the daemon's working directory is the workspace",
+    )
+    parser.add_argument("--once", action="store_true", help="exit after the first changes")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print no message when the watch begins")
+    add_json(parser)
+
+
+def _watch(options: Namespace) -> int:
+    from execclient.commands import watch as watching
+    from execclient.commands.failures import perform
+
+    watched = watching.WatchOptions(
+        recursive=options.recursive,
+        ignore_rules=options.ignore_rules,
+        exclude_dirs=tuple(options.exclude_dir),
+        once=options.once,
+        quiet=options.quiet,
+        as_json=options.as_json,
+        sandbox=sandbox_of(options),
+    )
+    return perform(lambda: watching.watch(daemon_of(options), options.path, watched))
+
+
+WATCH = Command(
+    "print changes of files on the daemon's machine",
+    "Print changes of files on the daemon's machine as they happen, until Ctrl-C. The exit status is 1 if "
+    "the watch ends by itself, as when PATH is removed.",
+    "[OPTIONS] PATH",
+    _add_watch,
+    _watch,
 )
 
 
