@@ -84,6 +84,8 @@ def load_everything() -> None:
     LOADER.load(load_dispatch)
     LOADER.load(lambda: import_module("pydantic_core"))
     LOADER.load(lambda: import_module("execserver.network.program"))
+    for name in ("execserver.search.program", "execserver.search.requests"):
+        LOADER.load(partial(import_module, name))
     LOADER.load(lambda: import_module("execserver.ports.opening"))
 
 

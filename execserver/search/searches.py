@@ -36,6 +36,9 @@ LOOK_AHEAD_SECONDS = 0.1
 _GATHERED_PART, _MOST_GATHERED_SECONDS = 0.03, 0.02
 """How long output is gathered before it is read: a part of the time since the page was begun."""
 
+_GATHERED_BYTES = 1 << 15
+"""A program that has printed so much since the last wait is read at once."""
+
 _MAX_DIGITS = 18
 """Of the number of a page."""
 
@@ -83,6 +86,8 @@ class Search:
         self._begun = False
         """Whether the program has printed something."""
         self._began = self._slice_end = 0.0
+        self._burst = 0
+        """Bytes that were read without a wait."""
         self._turn = asyncio.Lock()
         """Held while a page is made."""
         self._woken = asyncio.Event()
@@ -140,6 +145,7 @@ class Search:
                     return reason
             elif data:
                 self._begun = True
+                self._burst += len(data)
                 self._items = self._pages.items(data)
             else:
                 await self._completed()
@@ -180,9 +186,11 @@ class Search:
             return False
         finally:
             stop()
-        # A program that prints little by little must not wake the loop for each match.
-        passed = asyncio.get_running_loop().time() - self._began
-        await asyncio.sleep(min(passed * _GATHERED_PART, _MOST_GATHERED_SECONDS))
+        if self._burst < _GATHERED_BYTES:
+            # A program that prints little by little must not wake the loop for each match.
+            passed = asyncio.get_running_loop().time() - self._began
+            await asyncio.sleep(min(passed * _GATHERED_PART, _MOST_GATHERED_SECONDS))
+        self._burst = 0
         if self.error is not None:
             raise self.error
         self._slice_end = perf_counter() + SLICE_SECONDS
