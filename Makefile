@@ -423,10 +423,10 @@ foreign-clients: setup ## clients of Node that others wrote
 
 ##@ Benchmarks
 
-bench: setup interop-setup ## compare with the reference, as ratios
+bench: setup interop-setup ssh-server ## compare with the reference, as ratios
 	$(BIN)/python -m benchmarks.compare --with-spool --markdown docs/benchmarks.md
 
-bench-gate: setup interop-setup ## the same, and fail where we are slower
+bench-gate: setup interop-setup ssh-server ## the same, and fail where we are slower
 	$(BIN)/python -m benchmarks.compare --with-spool --gate
 
 bench-relay: setup ## what a relay costs, beside the same server without one

@@ -183,6 +183,25 @@ LIMITS: dict[str, list[str | int]] = {
     "walk": [f"execprotocol.limits.MAX_WALK_{name}" for name in ("DEPTH", "DIRECTORIES", "ENTRIES")],
     "edits at a time": ["execprotocol.limits.MAX_EDITS"],
     "entries of a batch": ["execprotocol.limits.MAX_BATCH_ENTRIES", "execprotocol.limits.MAX_BATCH_BYTES"],
+    "page of a search": [
+        f"execprotocol.limits.MAX_{name}" for name in ("FOUND", "SEARCH_PAGE_BYTES", "SEARCH_MS")
+    ],
+    "searches of a session": [
+        "execserver.search.searches.MAX_OPEN",
+        "execserver.search.searches.IDLE_SECONDS",
+    ],
+    "pattern of a search": [
+        "execprotocol.limits.MAX_PATTERN_CHARACTERS",
+        "execprotocol.limits.MAX_GLOBS",
+        "execprotocol.globs._MAX_ALTERNATIVES",
+        "execprotocol.limits.MAX_GLOB_CHARACTERS",
+    ],
+    "line in a result": [
+        "execserver.search.output.MAX_LINE_BYTES",
+        "execserver.search.output.MAX_RANGES",
+        "execprotocol.limits.MAX_CONTEXT_LINES",
+        "execprotocol.limits.MAX_UNREAD",
+    ],
     "characters of a path URI": ["execprotocol.path_uri.MAX_URI"],
     "paths of a `fs/watchMissing`": ["execprotocol.limits.MAX_WATCHED_PATHS"],
     "watches of a session": ["execprotocol.limits.MAX_WATCHES", "execprotocol.limits.MAX_WATCH_ID_BYTES"],
