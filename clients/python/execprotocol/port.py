@@ -59,7 +59,7 @@ class PortEntry(TypedDict):
     """The name of that process as the kernel has it, at most 15 bytes."""
 
     sandboxed: bool
-    """Whether the socket is in another network namespace than the daemon, such as a sandbox without network:
+    """Whether the socket is in another network namespace than the daemon, such as a sandbox with its own:
     then a connection from outside has to be made with `port/open`."""
 
 
