@@ -376,7 +376,7 @@ class Change(NamedTuple):
     """Absolute, at the executor."""
     previous: str | None = None
     """The earlier path, if it was renamed."""
-    is_directory: bool = False
+    is_dir: bool = False
     """Whether it is or was a directory itself, not a link to one."""
 
     @property

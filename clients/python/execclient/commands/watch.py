@@ -77,7 +77,7 @@ async def _print(watched: Watch, options: WatchOptions, output: OutputWriter) ->
 
 
 def _line(change: Change) -> str:
-    slash = "/" if change.is_directory else ""
+    slash = "/" if change.is_dir else ""
     previous = "" if change.previous is None else f"{printable(change.previous)}{slash} -> "
     return f"{change.kind:8}  {previous}{printable(change.path)}{slash}"
 
@@ -85,5 +85,5 @@ def _line(change: Change) -> str:
 def _record(change: Change) -> str:
     previous = {} if change.previous is None else {"from": change.previous}
     return json.dumps(
-        {"kind": change.kind, "path": change.path, **previous, "isDirectory": change.is_directory}
+        {"kind": change.kind, "path": change.path, **previous, "isDirectory": change.is_dir}
     )
