@@ -60,7 +60,7 @@ class Ports:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         scanner = Scanner()
-        self._meter = Meter(lambda: scanner.find(executor.descendants()))
+        self._meter = Meter(lambda: scanner.find(self._descendants()))
         self.own_namespace = listeners.own_namespace()
         self._opening: WeakKeyDictionary[ProcessStore, set[str]] = WeakKeyDictionary()
         """The names of streams that are not connected yet, by the session's processes."""
@@ -139,8 +139,13 @@ class Ports:
         """
         if listeners.is_listening(listener):
             return True
-        members = self._executor.descendants().get(listener.number, ())
+        members = self._descendants().get(listener.number, ())
         return listeners.has_connection(listener, peer_port, members)
+
+    def _descendants(self) -> dict[int, set[int]]:
+        """The pids of the living descendants of all processes, by number; blocking, for a thread."""
+        running = {each.number: each.pid for each in self._executor.processes() if each.running}
+        return self._executor.tree_killer.descendants(running)
 
 
 def is_open_stream(process: ManagedProcess) -> bool:

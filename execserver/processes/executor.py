@@ -346,15 +346,6 @@ class Executor:
         for process in self._processes.values():
             process.expedite()
 
-    def descendants(self) -> dict[int, set[int]]:
-        """The pids of the living descendants of all processes, by number; blocking, for a thread.
-
-        Raises:
-            OSError: no descriptors are available.
-        """
-        running = {each.number: each.pid for each in self._processes.copy().values() if each.running}
-        return self.tree_killer.descendants(running)
-
     def usage(self) -> dict[int, Usage]:
         """The present use of each running process, by number; blocking, for a thread."""
         running = {each.number: each for each in self._processes.copy().values() if each.running}

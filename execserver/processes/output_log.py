@@ -177,9 +177,8 @@ class OutputLog:
             or self._index.next_seq - 1 - self._index.evicted_through > MAX_CHUNKS
         ):
             self._evict(self.retained_bytes, self.retained_bytes, self._memory_share)
-        budget = self._budget
-        if budget.disk_held > budget.limits.disk or budget.memory_held > budget.limits.memory:
-            budget.enforce()
+        if self._budget.is_exceeded:
+            self._budget.enforce()
 
     def number_event(self, kind: Literal["exited", "closed"]) -> int:
         """The number of an `exited` or `closed` event, which happens now.
@@ -219,13 +218,8 @@ class OutputLog:
     @property
     def is_over_share(self) -> bool:
         """Whether it holds, or all logs together hold, more than they should, although it was trimmed."""
-        budget = self._budget
-        return (
-            self.held > self.retained_bytes
-            or self.memory_held > self._memory_share
-            or budget.disk_held > budget.limits.disk
-            or budget.memory_held > budget.limits.memory
-        )
+        over_own = self.held > self.retained_bytes or self.memory_held > self._memory_share
+        return over_own or self._budget.is_exceeded
 
     @property
     def exited_seq(self) -> int | None:
@@ -244,11 +238,11 @@ class OutputLog:
 
     def first_kept(self) -> IndexRecord | None:
         """The oldest chunk kept, without its bytes."""
-        return self._first_after(self._index.evicted_through)
+        return self._index.first_chunk_after(self._index.evicted_through)
 
     def offset_after(self, seq: int) -> int:
         """Bytes of output that a cursor at number `seq` covers; as exact as `lost_after`."""
-        first = self._first_after(max(seq, self._index.evicted_through))
+        first = self._index.first_chunk_after(max(seq, self._index.evicted_through))
         return (self.total if first is None else first.offset) - self.lost_after(seq)
 
     def lost_after(self, seq: int) -> int:
@@ -356,17 +350,6 @@ class OutputLog:
         elif self.disk_held > (room := file.capacity - LARGE_CHUNK_BYTES):
             self._evict(self.held, room, self.held)
 
-    def _first_after(self, seq: int) -> IndexRecord | None:
-        """The first chunk whose number is above `seq`, which is not dropped."""
-        index = self._index
-        seq += 1
-        while seq < index.next_seq:
-            record = index.record(seq)
-            if record is not None and record.has_bytes:
-                return record
-            seq += 1
-        return None
-
     def _contents(self, records: list[IndexRecord]) -> list[Chunk] | None:
         """Chunks with their bytes. None when some are unreadable: these and all older ones are dropped."""
         try:
@@ -399,7 +382,7 @@ class OutputLog:
             or held_memory > memory
             or index.next_seq - 1 - seq > MAX_CHUNKS
         ):
-            record = self._first_after(seq)
+            record = index.first_chunk_after(seq)
             if record is None or (self.sent_through is not None and record.seq > self.sent_through):
                 break
             last, seq = record, record.seq

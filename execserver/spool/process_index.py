@@ -218,6 +218,16 @@ class ProcessIndex:
         word = view[at + 1]
         return _unpack(seq, view[at], word) if word & _VALID else None
 
+    def first_chunk_after(self, seq: int) -> IndexRecord | None:
+        """The first chunk whose number is above `seq`, which is not dropped; None if there is none."""
+        seq += 1
+        while seq < self.next_seq:
+            record = self.record(seq)
+            if record is not None and record.has_bytes:
+                return record
+            seq += 1
+        return None
+
     def records_after(self, seq: int) -> Iterator[IndexRecord]:
         """The known events whose numbers are above `seq`, oldest first."""
         while seq < self.next_seq - 1:

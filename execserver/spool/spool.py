@@ -230,6 +230,11 @@ class SpoolBudget:
         """On disk and in memory."""
         return self.disk_held + self.memory_held
 
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether all logs together hold more than they should."""
+        return self.disk_held > self.limits.disk or self.memory_held > self.limits.memory
+
     def add(self, log: BudgetedLog) -> None:
         """Count this log and its output from now on."""
         self._logs.add(log)
