@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -19,8 +20,10 @@ from tests.support.wire import Server
 
 DENIES = (ReadOnly(deny_read=("**/secret*",)), WorkspaceWrite(deny_read=("**/secret*",)))
 
-SLOW = r"(\w+\W+){1000}x"
-"""A regular expression that takes minutes for megabytes."""
+SLOW = "a[ab]{4000}[^ab]"
+"""A regular expression that takes a minute for `SLOW_TEXT`: each character has many states of its own."""
+
+SLOW_TEXT = "".join(random.Random(1).choices("ab", k=1_000_000))
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +260,7 @@ async def test_a_line_of_megabytes_is_cut(executor: Executor, tmp_path: Path) ->
 async def test_a_search_stops_at_its_budget_of_time(
     executor: Executor, server: Server, tmp_path: Path
 ) -> None:
-    (tmp_path / "file").write_text("a b " * 4_000_000)
+    (tmp_path / "file").write_text(SLOW_TEXT)
     begin = time.monotonic()
     found = await search(executor, SLOW, tmp_path, regex=True, timeout=0.3)
     assert time.monotonic() - begin < 5
@@ -299,7 +302,7 @@ async def test_a_search_begins_anew_after_the_death_of_the_server(
 async def test_a_cancelled_search_leaves_no_process(
     executor: Executor, server: Server, tmp_path: Path
 ) -> None:
-    (tmp_path / "file").write_text("a b " * 4_000_000)
+    (tmp_path / "file").write_text(SLOW_TEXT)
     task = asyncio.create_task(search(executor, SLOW, tmp_path, regex=True, timeout=600))
     async with asyncio.timeout(20):
         while not searching(server):
@@ -322,7 +325,7 @@ async def test_more_searches_than_a_session_may_have_at_a_time_wait_for_each_oth
 async def test_a_long_search_is_not_ended_by_many_short_ones(
     executor: Executor, server: Server, tmp_path: Path
 ) -> None:
-    (tmp_path / "long").write_text("a b " * 4_000_000)
+    (tmp_path / "long").write_text(SLOW_TEXT)
     (tmp_path / "short").write_text("word\n")
     long = asyncio.create_task(search(executor, SLOW, tmp_path, glob="long", regex=True, timeout=5))
     async with asyncio.timeout(20):
