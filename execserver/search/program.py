@@ -23,6 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from execprotocol.errors import InternalError
+from execprotocol.limits import MAX_UNREAD
 from execserver.filesystem.blocking import run_in_background
 from execserver.fsworker.process import open_pidfd, spawn_program
 from execserver.launch_spec import LaunchSpec
@@ -39,7 +40,7 @@ TAG_NUMBER = (1 << 32) - (1 << 13)
 MEMORY_BYTES = 1 << 30
 """Of the program. It holds a line, and the matches of a file while other files are searched."""
 
-MAX_MESSAGES, MAX_MESSAGE_BYTES = 20, 1024
+MAX_MESSAGE_BYTES = 1024
 
 _PIPE_BYTES = _READ_BYTES = 1 << 18
 _PROBE_SECONDS = 10
@@ -255,7 +256,7 @@ class SearchProgram:
             self._close_messages()
         for line in lines:
             self.speaks = self.speaks or line.startswith(b"rg: ")
-            if line and len(self.messages) < MAX_MESSAGES:
+            if line and len(self.messages) < MAX_UNREAD:
                 text = line[:MAX_MESSAGE_BYTES].decode("utf-8", "replace")
                 self.messages.append(text.removeprefix("rg: "))
 

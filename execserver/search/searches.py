@@ -6,9 +6,9 @@ Rules kept in this file:
    next page continues with its output. Nothing is read that no request waits for.
 2. The newest page can be repeated until the next one is requested. A request that is cancelled leaves what
    it has read: the same request continues the page.
-3. A session has at most `MAX_OPEN` searches: a further one ends a complete one, else one that no request
-   waits for, else any; of several the one that was used longest ago. A search without a request ends after
-   `IDLE_SECONDS`, and with its session.
+3. A session has at most `MAX_OPEN_SEARCHES` searches: a further one ends a complete one, else one that no
+   request waits for, else any; of several the one that was used longest ago. A search without a request ends
+   after `IDLE_SECONDS`, and with its session.
 4. The loop is never held for more than `SLICE_SECONDS`.
 """
 
@@ -23,10 +23,10 @@ from time import perf_counter
 import msgspec
 
 from execprotocol.errors import InternalError, InvalidRequest, RpcError
+from execprotocol.limits import MAX_OPEN_SEARCHES
 from execserver.search.pages import GlobPages, PageLimits, SearchPages
 from execserver.search.program import SearchProgram
 
-MAX_OPEN = 4
 IDLE_SECONDS = 60.0
 SLICE_SECONDS = 0.002
 
@@ -246,7 +246,7 @@ class Searches:
         if self._closed:
             search.end(_ended("the session has ended"))
             raise _ended("the session has ended")
-        while len(self._open) >= MAX_OPEN:
+        while len(self._open) >= MAX_OPEN_SEARCHES:
             other = min(self._open, key=lambda each: (each.requests > 0, not each.over))
             self._end(other, _ended("the session has begun newer ones"))
         self._open.append(search)

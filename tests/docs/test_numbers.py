@@ -187,7 +187,7 @@ LIMITS: dict[str, list[str | int]] = {
         f"execprotocol.limits.MAX_{name}" for name in ("FOUND", "SEARCH_PAGE_BYTES", "SEARCH_MS")
     ],
     "searches of a session": [
-        "execserver.search.searches.MAX_OPEN",
+        "execprotocol.limits.MAX_OPEN_SEARCHES",
         "execserver.search.searches.IDLE_SECONDS",
     ],
     "pattern of a search": [

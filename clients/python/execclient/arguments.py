@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from execclient.connection.connection import Json
+from execprotocol.limits import LARGEST_PORT
 
 AnyPath = str | os.PathLike[str]
 
@@ -48,7 +49,6 @@ Network = SupportsProxy | Mapping[str, Json]
 LONGEST_SECONDS = 9e12
 """A time limit on the wire is a number of milliseconds that JSON carries exactly, of 53 bits."""
 
-LARGEST_PORT = 65535
 LARGEST_SIDE = 65535
 """Rows or columns of a terminal."""
 

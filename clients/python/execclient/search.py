@@ -38,7 +38,7 @@ from execclient.client import Executor
 from execclient.connection.connection import Json
 from execclient.errors import CallFailed, CommandNotRun, ExecServerError, InvalidParams, Unsupported
 from execclient.file_session import ConfinedCalls
-from execprotocol.limits import MAX_FOUND, MAX_SEARCH_MS
+from execprotocol.limits import MAX_FOUND, MAX_OPEN_SEARCHES, MAX_SEARCH_MS
 from execprotocol.path_uri import parse_path_uri
 
 __all__ = ["Found", "Match", "Matches", "Truncated", "find", "search"]
@@ -173,10 +173,7 @@ async def search(
         "regex": regex or not pattern,
         "ignoreCase": ignore_case,
         "multiline": multiline,
-        "globs": [] if glob is None else _texts(glob, "glob"),
-        "excludeDirs": _folders(exclude_dirs),
-        "hidden": hidden,
-        "ignoreRules": ignore_rules,
+        **_selection(() if glob is None else glob, exclude_dirs, hidden=hidden, ignore_rules=ignore_rules),
         "contextLines": arguments.count(context_lines, "context_lines"),
     }
     request = Request("fs/search", path, params, sandbox, workspace)
@@ -221,12 +218,7 @@ async def find(
         CommandNotRun: the executor has no ripgrep, or the sandbox does not let it run.
         Unsupported: the daemon is of an earlier version.
     """
-    params = {
-        "globs": _texts(glob, "glob"),
-        "excludeDirs": _folders(exclude_dirs),
-        "hidden": hidden,
-        "ignoreRules": ignore_rules,
-    }
+    params = _selection(glob, exclude_dirs, hidden=hidden, ignore_rules=ignore_rules)
     request = Request("fs/glob", path, params, sandbox, workspace)
     collected = await _collect(executor, request, _Collected(max_files, max_bytes), timeout)
     return Found(sorted(match.path for match in collected.matches), collected.truncated, collected.unread)
@@ -234,9 +226,6 @@ async def find(
 
 # -- pages
 
-
-MAX_OPEN_SEARCHES = 4
-"""At the daemon, which ends the oldest one of a session for a further one."""
 
 _TURNS: WeakKeyDictionary[Executor, asyncio.Semaphore] = WeakKeyDictionary()
 
@@ -427,6 +416,18 @@ def _pattern(pattern: str, *, regex: bool, multiline: bool) -> str:
     if "\n" in arguments.text(pattern, "pattern") and not multiline:
         raise ValueError("pattern has a newline, and lines are searched one by one: pass multiline=True")
     return pattern or "^"
+
+
+def _selection(
+    glob: str | Iterable[str], exclude_dirs: Iterable[str], *, hidden: bool, ignore_rules: bool
+) -> dict[str, Json]:
+    """The parameters for which files are looked at."""
+    return {
+        "globs": _texts(glob, "glob"),
+        "excludeDirs": _folders(exclude_dirs),
+        "hidden": hidden,
+        "ignoreRules": ignore_rules,
+    }
 
 
 def _texts(values: str | Iterable[str], name: str) -> list[str]:

@@ -65,6 +65,8 @@ MAX_WALK_DIRECTORIES = 10_000
 MAX_WALK_ENTRIES = 50_000
 MAX_WATCHED_PATHS = 64
 
+LARGEST_PORT = 65535
+
 MAX_PORT_STREAMS = 256
 """Open streams to ports of a session: each is a process. A browser has six connections to a server."""
 
@@ -84,6 +86,9 @@ MAX_WATCH_LOG_CHANGES, MAX_WATCH_LOG_BYTES = 65_536, 16 << 20
 
 MAX_POLLED_ENTRIES = 50_000
 """Below the root of a watch on a network mount, which is listed every two seconds."""
+
+MAX_OPEN_SEARCHES = 4
+"""Of a session; a further one ends one of them."""
 
 MAX_FOUND = 100_000
 """Matches or files in a page of a search."""

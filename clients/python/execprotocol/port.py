@@ -8,9 +8,10 @@ from typing import Annotated, Literal, TypedDict
 
 from msgspec import Meta
 
+from execprotocol.limits import LARGEST_PORT
 from execprotocol.model import Params
 
-PortNumber = Annotated[int, Meta(ge=1, le=2**16 - 1)]
+PortNumber = Annotated[int, Meta(ge=1, le=LARGEST_PORT)]
 Family = Literal["ipv4", "ipv6"]
 
 

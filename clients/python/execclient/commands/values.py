@@ -10,6 +10,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Sequence
 
 from execprotocol.command_line import did_you_mean
+from execprotocol.limits import LARGEST_PORT
 
 DEFAULT_DETACH_KEYS = "ctrl-p,ctrl-q"
 """As in docker."""
@@ -28,8 +29,6 @@ _LENGTHS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 
 SHORTEST_SECONDS = 0.001
 """The resolution of limits on the wire."""
-
-LARGEST_PORT = 65535
 
 TEN_YEARS = 10 * 365 * 86400
 """The limit of the daemon's settings."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from execclient.connection.connection import Json
-from execprotocol.limits import MAX_HOST_BYTES
+from execprotocol.limits import LARGEST_PORT, MAX_HOST_BYTES
 
 if TYPE_CHECKING:
     from execclient.results import NetworkDecision, NetworkRequest
@@ -46,8 +46,6 @@ ASK_SECONDS = 300.0
 find the answer at their next attempt."""
 
 LONGEST_ASK_SECONDS = 86_400.0
-
-LARGEST_PORT = 65535
 
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
 """A host name in ASCII. Resolvers accept underscores."""
