@@ -58,19 +58,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """Send SIGKILL to it and the processes that it has started; no error if it has ended."""
         if not self._released:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            self._kill_group()
-
-    def _kill_group(self) -> None:
-        """Kill its process group, unless it is reaped and the group's number may be reused.
-
-        Bubblewrap's inner process waits for the outer one before it asks to end with it: if the outer one is
-        killed before that, the inner one would wait forever.
-        """
-        with suppress(ChildProcessError, ProcessLookupError, PermissionError):
-            os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises if it is reaped
-            os.killpg(self.pid, signal.SIGKILL)
+            kill_program(self.pid, self.pidfd)
 
     def stderr_text(self) -> str:
         """The end of its standard error."""
@@ -85,7 +73,7 @@ class WorkerProcess:
         if self._released:
             return
         self._released = True
-        self._kill_group()
+        kill_program(self.pid, self.pidfd)
         with suppress(ChildProcessError):
             os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
         self.socket.close()
@@ -188,6 +176,23 @@ def _send_whole(connection: socket.socket, data: bytes) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * len(data))
     if connection.send(data) != len(data):
         raise OSError("the socket's buffer has no room for the fs worker's code: raise net.core.wmem_max")
+
+
+def kill_program(pid: int, pidfd: int) -> None:
+    """Kill the process of `spawn_program` and its process group; no error if it has ended.
+
+    Bubblewrap's inner process waits for the outer one before it asks to end with it: if only the outer one is
+    killed before that, the inner one would wait forever.
+
+    Args:
+        pid: its process id. If it is reaped, the number may be that of another process, and is not used.
+        pidfd: a descriptor of it.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    with suppress(ChildProcessError, ProcessLookupError, PermissionError):
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises if it is reaped
+        os.killpg(pid, signal.SIGKILL)
 
 
 def open_pidfd(pid: int) -> int:

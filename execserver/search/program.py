@@ -13,7 +13,6 @@ import fcntl
 import os
 import re
 import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from msgspec.structs import replace
 from execprotocol.errors import InternalError
 from execprotocol.limits import MAX_UNREAD
 from execserver.filesystem.blocking import run_in_background
-from execserver.fsworker.process import open_pidfd, spawn_program
+from execserver.fsworker.process import kill_program, open_pidfd, spawn_program
 from execserver.launch_spec import LaunchSpec
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.policy import Policy
@@ -223,20 +222,8 @@ class SearchProgram:
         if self._killed or self.ended.done():
             return
         self._killed = True
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        self._kill_group()
+        kill_program(self._pid, self._pidfd)
         self._close_output()
-
-    def close(self) -> None:
-        """Read no more output: the search is complete, or it has failed."""
-        self._close_output()
-
-    def _kill_group(self) -> None:
-        # As in `WorkerProcess`: if bubblewrap's outer process ends first, the inner one may wait for ever.
-        with suppress(ChildProcessError, ProcessLookupError, PermissionError):
-            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises if it is reaped
-            os.killpg(self._pid, signal.SIGKILL)
 
     def _close_output(self) -> None:
         if self._output >= 0:
@@ -268,7 +255,7 @@ class SearchProgram:
 
     def _reap(self) -> None:
         self._loop.remove_reader(self._pidfd)
-        self._kill_group()
+        kill_program(self._pid, self._pidfd)
         code = 0
         with suppress(ChildProcessError):
             status = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
