@@ -1,4 +1,4 @@
-"""The interpreter of a worker, and the files that it must be able to read."""
+"""The interpreter of a worker, and the files that it and other programs must be able to read."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping
 from functools import cache
 
 from execserver.fsworker.bundle import COMMAND_TEXT
+from execserver.sandbox.thread_limits import TAGGED_SPAWN
+
+_VERSION_SECONDS = 10
 
 
 @cache
@@ -38,7 +42,8 @@ def interpreter_paths() -> tuple[str, ...]:
     found = [_executable(), stdlib]
     if isinstance(extensions, str) and os.path.isdir(extensions):
         found.append(extensions)
-    found += _libraries(_executable())
+    # `ctypes` for `fs/rename`. No other extension module in use needs a library of its own.
+    found += libraries_of(_executable(), preload=getattr(_ctypes, "__file__", None)) or _mapped()
     paths = [os.path.abspath(path) for path in dict.fromkeys(found)]
     return tuple(path for path in paths if not any(path.startswith(other + "/") for other in paths))
 
@@ -48,27 +53,45 @@ def _executable() -> str:
     return os.path.realpath(sys.executable)
 
 
-def _libraries(program: str) -> list[str]:
-    """The loader, and the shared libraries of a program and of `ctypes`, as the loader finds them."""
-    environment = {"LD_TRACE_LOADED_OBJECTS": "1"}
-    if ctypes := getattr(_ctypes, "__file__", None):
-        # For `fs/rename`. No other extension module in use needs a library of its own.
-        environment["LD_PRELOAD"] = ctypes
-    try:
-        done = subprocess.run(
-            [program],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return _mapped()
+def libraries_of(program: str, *, preload: str | None = None) -> list[str]:
+    """The loader and the shared libraries of a program, as the loader finds them. Blocks for milliseconds.
+
+    Empty for a static program, which prints its version instead, and for a loader that lists none.
+
+    Args:
+        program: its path.
+        preload: a library whose own libraries count, too.
+    """
+    environment = {"LD_TRACE_LOADED_OBJECTS": "1"} | ({"LD_PRELOAD": preload} if preload else {})
     # `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)`; the loader: `/lib64/ld-linux-x86-64.so.2 (0x…)`.
-    named = re.findall(r"^\s(?:\S+ => )?(/.*) \(0x[0-9a-f]+\)$", os.fsdecode(done.stdout), re.MULTILINE)
-    return named or _mapped()
+    listed = os.fsdecode(version_output(program, environment))
+    return re.findall(r"^\s(?:\S+ => )?(/.*) \(0x[0-9a-f]+\)$", listed, re.MULTILINE)
+
+
+def version_output(program: str, environment: Mapping[str, str]) -> bytes:
+    """What a program prints with `--version`; nothing if it cannot be started, or takes ten seconds. Blocks.
+
+    Args:
+        program: its path.
+        environment: all of its variables.
+    """
+    try:
+        with TAGGED_SPAWN:
+            process = subprocess.Popen(
+                [program, "--version"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+    except OSError:
+        return b""
+    with process:
+        try:
+            return process.communicate(timeout=_VERSION_SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return b""
 
 
 def _mapped() -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -15,6 +17,8 @@ from execserver.launch_spec import LaunchSpec
 from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.policy import Policy
 from execserver.sandbox.sandboxes import Sandboxes
+
+T = TypeVar("T")
 
 
 class WorkerLauncher:
@@ -49,12 +53,12 @@ class WorkerLauncher:
             InvalidRequest: the policy cannot be enforced here.
             OSError: the system is out of resources.
         """
-        confinement = await asyncio.to_thread(self._confine, replace(policy, network=False))
-        try:
-            worker = self._spawn(confinement, code)
-        except BaseException:
-            run_in_background(lambda: self._sandboxes.release(confinement))
-            raise
+        needs = await asyncio.to_thread(interpreter.interpreter_paths)
+        command = interpreter.command()
+        spec = LaunchSpec(command[0], command, "/", {}, tty=False)
+        worker, confinement = await launch_confined(
+            self._sandboxes, policy, spec, needs, partial(self._spawn, code)
+        )
         worker.short_lived = confinement.shows
         return worker
 
@@ -70,41 +74,73 @@ class WorkerLauncher:
         """A worker ended before it was ready: the sandbox may no longer work."""
         run_in_background(self._sandboxes.launch_failed)
 
-    def _confine(self, policy: Policy) -> Confinement:
-        return self._sandboxes.prepare(policy, _command(), interpreter.interpreter_paths())
+    def _spawn(
+        self, code: bytes | None, wrapped: LaunchSpec, on_release: Callable[[], None]
+    ) -> WorkerProcess:
+        return spawn(
+            wrapped.arguments,
+            program=wrapped.program,
+            inherit=wrapped.passed,
+            tag=self._tag,
+            limit=without_terminal(wrapped.limit),
+            on_release=on_release,
+            code=code,
+        )
 
-    def _spawn(self, confinement: Confinement, code: bytes | None) -> WorkerProcess:
-        wrapped = confinement.wrap(_command(), dies_with_parent=True)
+
+async def launch_confined(
+    sandboxes: Sandboxes,
+    policy: Policy,
+    command: LaunchSpec,
+    needs: tuple[str, ...],
+    start: Callable[[LaunchSpec, Callable[[], None]], T],
+) -> tuple[T, Confinement]:
+    """Start a program of the daemon in a sandbox without a network, which ends with the daemon.
+
+    Args:
+        sandboxes: confine it.
+        policy: limits its files; it has no network, even if that allows it.
+        command: the program.
+        needs: files and folders that it can read under every policy.
+        start: starts the command as the sandbox has wrapped it. Its second argument is to be called when the
+            process was reaped; not if it raises.
+
+    Returns:
+        What `start` returns; and the confinement, which that call releases.
+
+    Raises:
+        InvalidRequest: the policy cannot be enforced here.
+        OSError: the system is out of resources.
+    """
+    confinement = await sandboxes.prepare_in_thread(replace(policy, network=False), command, needs)
+
+    def release() -> None:
+        run_in_background(lambda: sandboxes.release(confinement))
+
+    try:
+        wrapped = confinement.wrap(command, dies_with_parent=True)
+
+        def released() -> None:
+            # Kept open until now: writing to a pipe without a reader would kill the launcher.
+            _close(wrapped.status)
+            release()
+
         try:
-            return spawn(
-                wrapped.arguments,
-                program=wrapped.program,
-                inherit=wrapped.passed,
-                tag=self._tag,
-                limit=None if wrapped.limit is None else _without_terminal(wrapped.limit),
-                on_release=lambda: self._released(confinement, wrapped.status),
-                code=code,
-            )
+            return start(wrapped, released), confinement
         except BaseException:
             _close(wrapped.status)
             raise
         finally:
             for fd in wrapped.passed:
                 os.close(fd)
-
-    def _released(self, confinement: Confinement, status: int | None) -> None:
-        # Kept open until now: writing to a pipe without a reader would kill the launcher.
-        _close(status)
-        run_in_background(lambda: self._sandboxes.release(confinement))
+    except BaseException:
+        release()
+        raise
 
 
-def _command() -> LaunchSpec:
-    command = interpreter.command()
-    return LaunchSpec(command[0], command, "/", {}, tty=False)
-
-
-def _without_terminal(limit: Callable[[str | None], None]) -> Callable[[], None]:
-    return lambda: limit(None)
+def without_terminal(limit: Callable[[str | None], None] | None) -> Callable[[], None] | None:
+    """What sets the limits of a `LaunchSpec` for a process without a terminal."""
+    return None if limit is None else lambda: limit(None)
 
 
 def _close(fd: int | None) -> None:

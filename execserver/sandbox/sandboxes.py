@@ -60,7 +60,7 @@ class _Tools(msgspec.Struct, frozen=True):
 
 
 class Sandboxes:
-    """Makes confinements. All methods may block, and may be called from any thread.
+    """Makes confinements. All methods but `prepare_in_thread` may block, and may be called from any thread.
 
     Args:
         options: the settings.
@@ -154,6 +154,25 @@ class Sandboxes:
             break
         self._open.add(confinement)
         return confinement
+
+    async def prepare_in_thread(
+        self, policy: Policy, command: LaunchSpec, extra: tuple[str, ...] = ()
+    ) -> Confinement:
+        """`prepare` in a thread. If this is cancelled, the confinement is released once it is made."""
+        import asyncio  # late: `doctor` has no loop
+
+        loop = asyncio.get_running_loop()
+        making = loop.run_in_executor(None, self.prepare, policy, command, extra)
+
+        def release(made: asyncio.Future[Confinement]) -> None:
+            if not made.cancelled() and made.exception() is None:
+                loop.run_in_executor(None, self.release, made.result())
+
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(release)
+            raise
 
     def adopt(self, state: object, descriptors: Sequence[int]) -> Confinement:
         """Adopt a sandbox that a dead server made. Call it before the first `prepare`.

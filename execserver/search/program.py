@@ -13,23 +13,21 @@ import fcntl
 import os
 import re
 import resource
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
-from msgspec.structs import replace
 
 from execprotocol.errors import InternalError
 from execprotocol.limits import MAX_UNREAD
 from execserver.filesystem.blocking import run_in_background
+from execserver.fsworker.interpreter import libraries_of, version_output
+from execserver.fsworker.launch import launch_confined, without_terminal
 from execserver.fsworker.process import kill_program, open_pidfd, spawn_program
 from execserver.launch_spec import LaunchSpec
-from execserver.sandbox.confinement import Confinement
 from execserver.sandbox.policy import Policy
 from execserver.sandbox.sandboxes import Sandboxes
-from execserver.sandbox.thread_limits import TAGGED_SPAWN
 
 OLDEST_VERSION = 13
 
@@ -42,7 +40,6 @@ MEMORY_BYTES = 1 << 30
 MAX_MESSAGE_BYTES = 1024
 
 _PIPE_BYTES = _READ_BYTES = 1 << 18
-_PROBE_SECONDS = 10
 
 _HOW_TO_INSTALL = (
     'install ripgrep where the daemon runs: `pip install "execserver[search]"` into its environment, or the '
@@ -87,41 +84,14 @@ class SearchLauncher:
         command = LaunchSpec(found.path, (found.path, *arguments), "/", {})
         if policy is None:
             return self._spawn(command, lambda: None)
-        confinement = await self._confined(replace(policy, network=False), command, found)
-        try:
-            wrapped = confinement.wrap(command, dies_with_parent=True)
-            try:
-                return self._spawn(wrapped, lambda: self._released(confinement, wrapped.status))
-            except BaseException:
-                _close(wrapped.status)
-                raise
-            finally:
-                for fd in wrapped.passed:
-                    os.close(fd)
-        except BaseException:
-            run_in_background(lambda: self._sandboxes.release(confinement))
-            raise
-
-    async def _confined(self, policy: Policy, command: LaunchSpec, found: Ripgrep) -> Confinement:
-        loop = asyncio.get_running_loop()
-        making = loop.run_in_executor(None, self._sandboxes.prepare, policy, command, found.needs)
-        try:
-            return await asyncio.shield(making)
-        except asyncio.CancelledError:
-            making.add_done_callback(self._release)
-            raise
-
-    def _release(self, made: asyncio.Future[Confinement]) -> None:
-        """Release a confinement that no request waits for any more."""
-        if not made.cancelled() and made.exception() is None:
-            run_in_background(lambda: self._sandboxes.release(made.result()))
+        program, _ = await launch_confined(self._sandboxes, policy, command, found.needs, self._spawn)
+        return program
 
     def launch_failed(self) -> None:
         """A program ended before it could search: the sandbox may no longer work."""
         run_in_background(self._sandboxes.launch_failed)
 
     def _spawn(self, command: LaunchSpec, on_release: Callable[[], None]) -> SearchProgram:
-        limit = command.limit
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         output, messages = os.pipe(), os.pipe()
         try:
@@ -131,7 +101,7 @@ class SearchLauncher:
                 {},
                 (null, output[1], messages[1]),
                 command.passed,
-                None if limit is None else lambda: limit(None),
+                without_terminal(command.limit),
             )
             pidfd = open_pidfd(pid)
         except BaseException:
@@ -152,11 +122,6 @@ class SearchLauncher:
             with suppress(OSError, ValueError):
                 hard = resource.prlimit(pid, resource.RLIMIT_RTTIME)[1]
                 resource.prlimit(pid, resource.RLIMIT_RTTIME, (self._tag, hard))
-
-    def _released(self, confinement: Confinement, status: int | None) -> None:
-        # Kept open until now: writing to a pipe without a reader would kill the launcher.
-        _close(status)
-        run_in_background(lambda: self._sandboxes.release(confinement))
 
 
 class SearchProgram:
@@ -286,40 +251,9 @@ def find_ripgrep(path: str) -> Ripgrep:
         candidate = os.path.join(folder, "rg")
         if not os.path.isfile(candidate) or not os.access(candidate, os.X_OK):
             continue
-        version = re.match(rb"ripgrep (\d+)\.", _output_of(candidate, {}))
+        version = re.match(rb"ripgrep (\d+)\.", version_output(candidate, {}))
         if version is not None and int(version[1]) >= OLDEST_VERSION:
-            return Ripgrep(candidate, (candidate, *_libraries(candidate)))
+            return Ripgrep(candidate, (candidate, *libraries_of(candidate)))
         found = "no ripgrep" if version is None else f"ripgrep {int(version[1])}"
         reason = f"{candidate} is {found}, and version {OLDEST_VERSION} or later is needed"
     raise InternalError(f"{reason}: {_HOW_TO_INSTALL}", name="search_unavailable")
-
-
-def _libraries(program: str) -> list[str]:
-    """The loader and the shared libraries of a program; none for a static one, which prints its version."""
-    listed = os.fsdecode(_output_of(program, {"LD_TRACE_LOADED_OBJECTS": "1"}))
-    return re.findall(r"^\s(?:\S+ => )?(/.*) \(0x[0-9a-f]+\)$", listed, re.MULTILINE)
-
-
-def _output_of(program: str, environment: dict[str, str]) -> bytes:
-    try:
-        with TAGGED_SPAWN:
-            process = subprocess.Popen(
-                [program, "--version"],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-    except OSError:
-        return b""
-    with process:
-        try:
-            return process.communicate(timeout=_PROBE_SECONDS)[0]
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return b""
-
-
-def _close(fd: int | None) -> None:
-    if fd is not None:
-        os.close(fd)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from execprotocol.errors import InvalidRequest
 from execprotocol.limits import MAX_POLLED_ENTRIES, MAX_WATCHES
-from execserver.filesystem.blocking import run_in_background
 from execserver.telemetry.logs import Logger
 from execserver.watching.client import program_code
 from execserver.watching.visibility import Visibility, reading_only
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from execprotocol.watch import WatchParams
     from execserver.filesystem.mounts import MountTable
     from execserver.fsworker.launch import WorkerLauncher
-    from execserver.fsworker.process import WorkerProcess
     from execserver.sandbox.policy import Policy
 
 log = Logger()
@@ -67,7 +64,7 @@ class WatchStarter:
         if policy is None:
             process = self._launcher.unconfined(code)
         else:
-            process = await self._launch(reading_only(policy), code)
+            process = await self._launcher.launch(reading_only(policy), code)
         watch = Watch(params, visibility, has_news)
         order = (
             os.fsencode(params.path),
@@ -83,27 +80,6 @@ class WatchStarter:
             watch.release()
             raise
         return watch
-
-    async def _launch(self, policy: Policy, code: bytes) -> WorkerProcess:
-        """Start a program in a sandbox. If this is cancelled, the program is killed once it has started."""
-        launching = asyncio.get_running_loop().create_task(self._launcher.launch(policy, code))
-        try:
-            return await asyncio.shield(launching)
-        except asyncio.CancelledError:
-            launching.add_done_callback(_end_late)
-            raise
-
-
-def _end_late(launching: asyncio.Task[WorkerProcess]) -> None:
-    if not launching.cancelled() and launching.exception() is None:
-        process = launching.result()
-        process.kill()
-        run_in_background(lambda: _reap(process))
-
-
-def _reap(process: WorkerProcess) -> None:
-    select.select([process.pidfd], [], [])
-    process.release()
 
 
 class _Entry(NamedTuple):

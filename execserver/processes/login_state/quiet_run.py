@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from execserver.launch_spec import LaunchSpec
     from execserver.processes.executor import Executor
     from execserver.processes.spawn import Spawned
-    from execserver.sandbox.confinement import Confinement
+    from execserver.sandbox.policy import Policy
     from execserver.sandbox.sandboxes import Sandboxes
 
 MAX_OUTPUT_BYTES = 4 << 20
@@ -38,22 +37,20 @@ class QuietRuns:
 
     Args:
         executor: spawns and kills them.
-        sandboxes: releases their confinements.
+        sandboxes: confine them.
     """
 
     def __init__(self, executor: Executor, sandboxes: Sandboxes) -> None:
         self._executor = executor
         self._sandboxes = sandboxes
 
-    async def run(
-        self, spec: LaunchSpec, typed: bytes, confine: Callable[[], Confinement] | None
-    ) -> tuple[bytes, bytes]:
+    async def run(self, spec: LaunchSpec, typed: bytes, policy: Policy | None) -> tuple[bytes, bytes]:
         """Run a shell to its end, and kill what it leaves.
 
         Args:
             spec: the shell, on pipes.
             typed: its standard input, if `spec` has a pipe for it.
-            confine: makes its sandbox, in a thread.
+            policy: of its sandbox; None for no sandbox.
 
         Returns:
             Its standard output and its standard error.
@@ -63,7 +60,7 @@ class QuietRuns:
             OSError, ValueError, RpcError: it cannot be started.
         """
         loop = asyncio.get_running_loop()
-        confinement = None if confine is None else await self._confined(confine)
+        confinement = None if policy is None else await self._sandboxes.prepare_in_thread(policy, spec)
         try:
             await self._executor.wait_for_turn()
             number = (1 << NUMBER_BITS) - 1 - _next_number() % _NUMBERS
@@ -91,19 +88,6 @@ class QuietRuns:
         finally:
             if confinement is not None:
                 loop.run_in_executor(None, self._sandboxes.release, confinement)
-
-    async def _confined(self, confine: Callable[[], Confinement]) -> Confinement:
-        making = asyncio.get_running_loop().run_in_executor(None, confine)
-        try:
-            return await asyncio.shield(making)
-        except asyncio.CancelledError:
-            making.add_done_callback(self._release)
-            raise
-
-    def _release(self, made: asyncio.Future[Confinement]) -> None:
-        """Release a confinement that no shell was waiting for any more."""
-        if not made.cancelled() and made.exception() is None:
-            made.get_loop().run_in_executor(None, self._sandboxes.release, made.result())
 
     def _spawn(self, spec: LaunchSpec, number: int) -> Spawned:
         killer = self._executor.tree_killer

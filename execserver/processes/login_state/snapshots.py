@@ -233,8 +233,7 @@ class Snapshots:
         spec = replace(spec, arguments=(name, login, dump, *arguments))
         with Snapshot(script, None, kind=kind).opened() as launch:
             spec = launch(spec)
-            confine = None if policy is None else partial(self._sandboxes.prepare, policy, spec)
-            return kind.parsed(*await self._runs.run(spec, TYPED, confine))
+            return kind.parsed(*await self._runs.run(spec, TYPED, policy))
 
 
 async def _is_true(snapshot: Snapshot) -> bool:
