@@ -13,7 +13,7 @@ import pytest
 
 from tests.conformance.endpoint import Endpoint
 from tests.sandbox.profiles import READ_ROOT, at, context, glob, restricted
-from tests.support.watch_mirror import Mirror, names_below, native
+from tests.support.name_mirror import NameMirror, names_below, native
 from tests.support.wire import Client, Json, Server, path_uri
 
 
@@ -193,7 +193,7 @@ def test_renames_over_the_edge_of_the_tree(watching: Client, tree: Path) -> None
 
 @pytest.mark.statement("M14")
 def test_entries_of_new_directories_are_never_missed(watching: Client, tree: Path) -> None:
-    watched, mirror = Watched(watching, tree), Mirror(tree)
+    watched, mirror = Watched(watching, tree), NameMirror(tree)
     for number in range(40):
         folder = tree / f"new{number}/a/b/c"
         folder.mkdir(parents=True)
@@ -351,7 +351,7 @@ def test_a_cursor_before_the_log_gets_a_gap(watching: Client, tree: Path) -> Non
 @pytest.mark.statement("M21", "M23")
 def test_a_watch_outlives_its_connection(endpoint: Endpoint, tree: Path) -> None:
     first = endpoint.connect(extensions=True)
-    watched, mirror = Watched(first, tree), Mirror(tree)
+    watched, mirror = Watched(first, tree), NameMirror(tree)
     (tree / "one").touch()
     watched.settled()
     for event in watched.events:
@@ -431,7 +431,7 @@ def program_of(server: Server) -> psutil.Process:
 def test_an_overflow_of_the_queue_is_a_gap(endpoint: Endpoint, tree: Path) -> None:
     own = endpoint.private()
     watched = Watched(own.connect(extensions=True), tree)
-    mirror = Mirror(tree)
+    mirror = NameMirror(tree)
     with open("/proc/sys/fs/inotify/max_queued_events") as file:
         limit = int(file.read())
     program = program_of(own.server)

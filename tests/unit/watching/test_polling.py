@@ -18,7 +18,7 @@ from execserver.fsworker.process import spawn
 from execserver.watching import frames
 from execserver.watching.client import program_code
 from execserver.watching.watch import Watch
-from tests.support.watch_mirror import Mirror, names_below
+from tests.support.name_mirror import NameMirror, names_below
 
 
 @asynccontextmanager
@@ -61,7 +61,7 @@ async def test_a_tree_on_a_network_mount_is_polled(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text("*.o\n")
     async with watching(tmp_path, [tmp_path.stat().st_dev]) as watch:
         assert watch.mode == "polling"
-        mirror = Mirror(tmp_path)
+        mirror = NameMirror(tmp_path)
         (tmp_path / "file").write_text("changed")
         (tmp_path / "x.o").touch()
         (tmp_path / "sub/deep").rename(tmp_path / "sub/moved")

@@ -1,4 +1,7 @@
-"""A copy of a watched tree's names, kept up to date by the changes of `fs/watch` alone."""
+"""The names of a watched tree, kept up to date by the changes of the wire alone.
+
+`mirror.py` has the contents, too, and follows the changes of the client.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.support.wire import Json, path_uri
+from tests.support.wire import Json
 
 
 def names_below(folder: Path) -> dict[str, bool]:
@@ -19,12 +22,11 @@ def names_below(folder: Path) -> dict[str, bool]:
     return found
 
 
-class Mirror:
+class NameMirror:
     """The names below a root, changed by events.
 
     Args:
-        root: the watched folder.
-        ignored: whether a path is left out, as by the rules of the watch.
+        root: the watched folder, which is listed once.
     """
 
     def __init__(self, root: Path) -> None:
@@ -78,6 +80,3 @@ def native(uri: str) -> str:
     """The path of a URI without escapes."""
     assert "%" not in uri
     return uri.removeprefix("file://")
-
-
-__all__ = ["Mirror", "names_below", "native", "path_uri"]
