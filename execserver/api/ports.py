@@ -89,7 +89,7 @@ class PortHandlers:
         return sorted(entries, key=lambda entry: (entry["port"], entry["address"]))
 
     def _watch(self, caller: Caller, watch: bool, entries: Sequence[PortEntry], look: Look) -> None:
-        from execserver.ports.watching import PortWatch
+        from execserver.ports.port_watch import PortWatch
 
         def notify(entry: PortEntry, listening: bool) -> None:
             caller.notify("port/listening", {**entry, "listening": listening})

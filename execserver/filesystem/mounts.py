@@ -42,7 +42,7 @@ class MountTable:
     in_memory: frozenset[int]
     """The devices (`st_dev`) whose files are in memory only."""
 
-    hanging: frozenset[int]
+    devices_that_can_hang: frozenset[int]
     """The devices of the mounts that can hang. The kernel does not report all of their changes."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class MountTable:
         table = self._read()
         self.can_hang = table_can_hang(table)
         self.in_memory = devices_in_memory(table)
-        self.hanging = devices_that_can_hang(table) if self.can_hang else frozenset()
+        self.devices_that_can_hang = devices_that_can_hang(table) if self.can_hang else frozenset()
 
     def close(self) -> None:
         """Close the table."""

@@ -142,7 +142,7 @@ class SearchProgram:
         loop = asyncio.get_running_loop()
         self.messages: list[str] = []
         """The first messages of its standard error."""
-        self.speaks = False
+        self.has_own_message = False
         """Whether one of them is of the program itself, and not of the launcher of its sandbox."""
         self.ended: asyncio.Future[int] = loop.create_future()
         """The exit code, negative for a signal, once it has ended and everything is released."""
@@ -207,7 +207,7 @@ class SearchProgram:
             lines = [self._begun_message]
             self._close_messages()
         for line in lines:
-            self.speaks = self.speaks or line.startswith(b"rg: ")
+            self.has_own_message = self.has_own_message or line.startswith(b"rg: ")
             if line and len(self.messages) < MAX_UNREAD:
                 text = line[:MAX_MESSAGE_BYTES].decode("utf-8", "replace")
                 self.messages.append(text.removeprefix("rg: "))

@@ -207,9 +207,9 @@ class Search:
         if self._pages.complete or (isinstance(self._pages, GlobPages) and done and code in (0, 1)):
             return
         text = "\n".join(program.messages)
-        if code == 2 and isinstance(self._pages, GlobPages) and program.speaks:
+        if code == 2 and isinstance(self._pages, GlobPages) and program.has_own_message:
             return  # some folders could not be read
-        if code == 2 and program.speaks and not self._begun:
+        if code == 2 and program.has_own_message and not self._begun:
             self.error = InvalidRequest(
                 f"the pattern is not valid: {text}", name="pattern_refused", field="pattern"
             )

@@ -71,7 +71,7 @@ class WatchStarter:
             params.recursive,
             params.ignore_rules,
             params.exclude_dirs,
-            list(self._mounts.hanging),
+            list(self._mounts.devices_that_can_hang),
             MAX_POLLED_ENTRIES,
         )
         try:

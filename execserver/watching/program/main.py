@@ -222,7 +222,7 @@ class _Watcher:
         waiting.register(0, select.POLLIN)
         while not waiting.poll(POLL_SECONDS * 1000):
             self._check_root(False)
-            tree.look()
+            tree.poll()
             self._output.send_changes()
 
     def _check_root(self, left: bool) -> None:

@@ -64,7 +64,7 @@ class PolledTree:
         for path in sorted(self._unread):
             self.batch.gap(path)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """List the tree again, and compare.
 
         Raises:

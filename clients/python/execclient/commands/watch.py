@@ -84,6 +84,4 @@ def _line(change: Change) -> str:
 
 def _record(change: Change) -> str:
     previous = {} if change.previous is None else {"from": change.previous}
-    return json.dumps(
-        {"kind": change.kind, "path": change.path, **previous, "isDirectory": change.is_dir}
-    )
+    return json.dumps({"kind": change.kind, "path": change.path, **previous, "isDirectory": change.is_dir})

@@ -1,7 +1,7 @@
-"""`port/listening`: reports what begins and ends to listen, by looking twice a second.
+"""`port/listening`: reports which sockets begin and stop to listen, by polling.
 
-All watches of the daemon share a look. None is made while no process of any session lives: then there is
-nothing to report but what ended, which the last look sees.
+All watches of the daemon share a poll. There is none while no process of any session lives and the last one
+found no listener: nothing can have changed then.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from execprotocol.errors import InternalError
 if TYPE_CHECKING:
     from execprotocol.port import PortEntry
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
+"""From one poll to the next."""
 
 
 class PortWatch:
     """The one watch of a connection. All methods are called on the loop's thread.
 
     Args:
-        notify: sends an entry that has begun (true) or ended to listen.
+        notify: sends an entry, and whether it has begun (true) or stopped to listen.
         wait_to_send: returns when the connection takes one more event.
-        worth_a_look: whether something may have changed since the last look found entries, or none.
+        may_have_changed: whether a socket may listen although the last poll found none.
     """
 
     def __init__(
         self,
         notify: Callable[[PortEntry, bool], None],
         wait_to_send: Callable[[], Awaitable[None]],
-        worth_a_look: Callable[[], bool],
+        may_have_changed: Callable[[], bool],
     ) -> None:
         self._notify = notify
         self._wait_to_send = wait_to_send
-        self._worth_a_look = worth_a_look
+        self._may_have_changed = may_have_changed
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, entries: Iterable[PortEntry], look: Callable[[], Awaitable[Iterable[PortEntry]]]) -> None:
@@ -59,9 +60,9 @@ class PortWatch:
     ) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            # At the same moments as the other watches, to share their looks.
-            await asyncio.sleep(LOOK_SECONDS - loop.time() % LOOK_SECONDS)
-            if not before and not self._worth_a_look():
+            # At the same moments as the other watches, to share their polls.
+            await asyncio.sleep(POLL_SECONDS - loop.time() % POLL_SECONDS)
+            if not before and not self._may_have_changed():
                 continue
             try:
                 now = _by_key(await look())
