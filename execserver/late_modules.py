@@ -34,6 +34,18 @@ LOAD_AT_LAST_SECONDS = 5.0
 
 log = Logger()
 
+LOADED_ON_DEMAND = (
+    "pydantic_core",
+    "execserver.network.program",
+    "execserver.ports.opening",
+    "execserver.ports.port_watch",
+    "execserver.search.program",
+    "execserver.search.requests",
+    "execserver.search.searches",
+    "execserver.watching.watches",
+)
+"""Modules that the first request loads that needs them."""
+
 
 async def load_when_quiet(executor: Executor, *, only_stdio: bool) -> None:
     """Load the late modules once there is no traffic. Failures are logged: a request loads what it needs.
@@ -74,19 +86,16 @@ def load_late_modules(*, only_stdio: bool = False) -> None:
 
 
 def load_everything() -> None:
-    """Load all modules, also those of standard JSON-RPC, of `http/request`, of network proxies, of ports
-    and of searches, to check the installation. Most daemons never need these.
+    """Load all modules, also those of standard JSON-RPC, of `http/request` and `LOADED_ON_DEMAND`, to check
+    the installation. Most daemons never need these.
 
     Raises:
         ImportError, OSError: the installation is broken.
     """
     load_late_modules()
     LOADER.load(load_dispatch)
-    LOADER.load(lambda: import_module("pydantic_core"))
-    LOADER.load(lambda: import_module("execserver.network.program"))
-    LOADER.load(lambda: import_module("execserver.ports.opening"))
-    LOADER.load(lambda: import_module("execserver.search.requests"))
-    LOADER.load(lambda: import_module("execserver.search.program"))
+    for name in LOADED_ON_DEMAND:
+        LOADER.load(partial(import_module, name))
 
 
 async def quiet_moment() -> None:
