@@ -139,13 +139,7 @@ def _add_searching(parser: Parser) -> None:
     parser.add_argument(
         "--no-ignore", action="store_true", help="include what .gitignore and other ignore files exclude"
     )
-    parser.add_argument(
-        "--exclude-dir",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="leave out directories with this name; may be repeated",
-    )
+    _add_exclude_dir(parser)
     parser.add_argument(
         "-m",
         "--max-count",
@@ -163,6 +157,17 @@ def _add_searching(parser: Parser) -> None:
         "limit access to the daemon's machine; the daemon's working directory is the workspace",
     )
     add_json(parser)
+
+
+def _add_exclude_dir(parser: Parser) -> None:
+    excluded = parser.add_argument(
+        "--exclude-dir",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave out directories of this name, at any depth; may be repeated",
+    )
+    completion.complete_with(excluded, completion.nothing)
 
 
 def _search(options: Namespace) -> int:
@@ -290,14 +295,7 @@ def _add_watch(parser: Parser) -> None:
         action="store_false",
         help="watch what .gitignore, .ignore, .rgignore and .git/info/exclude ignore, too",
     )
-    excluded = parser.add_argument(
-        "--exclude-dir",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="do not watch directories of this name, at any depth; may be repeated",
-    )
-    completion.complete_with(excluded, completion.nothing)
+    _add_exclude_dir(parser)
     add_sandbox(
         parser,
         "report only what this sandbox may read; the daemon's working directory is the workspace",
