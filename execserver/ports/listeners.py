@@ -5,7 +5,8 @@ Rules of this file:
 1. A process sees the ports of its own network namespace: /proc/PID/net has those of any process. A namespace
    is looked at once, through one of its processes.
 2. A socket belongs to the processes that have it open; if several have, to the one with the lowest pid.
-3. A process that ends meanwhile, or that the daemon may not look at, has no ports.
+3. Of very many ports of a process the lowest are found: each watch lists all of them twice a second.
+4. A process that ends meanwhile, or that the daemon may not look at, has no ports.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from execprotocol.port import Family
+
+MAX_LISTENERS = 1000
+"""Of a process with its descendants."""
 
 _LISTEN = b"0A"  # include/net/tcp_states.h, as /proc/net/tcp has it
 
@@ -71,7 +75,7 @@ class Scanner:
         self._known: dict[int, tuple[object, list[Listener]]] = {}
 
     def find(self, descendants: Mapping[int, Iterable[int]]) -> list[Listener]:
-        """The listening sockets of processes, by port, address and process.
+        """The listening sockets of processes, by port, address and process; `MAX_LISTENERS` of each process.
 
         Several sockets of one process with the same address and port, as with SO_REUSEPORT, count as one.
 
@@ -102,7 +106,13 @@ class Scanner:
         for _, listeners in known.values():
             for each in listeners:
                 found.setdefault((each.address, each.port, each.number, each.namespace), each)
-        return sorted(found.values())
+        left = dict.fromkeys(descendants, MAX_LISTENERS)
+        lowest = []
+        for each in sorted(found.values()):
+            if left[each.number]:
+                left[each.number] -= 1
+                lowest.append(each)
+        return lowest
 
 
 def is_listening(listener: Listener) -> bool:

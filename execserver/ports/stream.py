@@ -29,6 +29,9 @@ END_LINE = b"eof\n"
 
 _PIECE_BYTES = 256 << 10
 
+_BIND_ADDRESS_NO_PORT = 24
+"""IP_BIND_ADDRESS_NO_PORT of <linux/in.h>: `connect` chooses the port."""
+
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.25
 """Between the looks at whether the pipe is empty, at the end of the output."""
 
@@ -83,8 +86,13 @@ def _text(error: OSError) -> str:
 
 
 def _connect(address: str, port: int) -> _socket.socket:
+    """Connect from the listener's own address, which only an address of this machine can be: a process may
+    listen on one of another machine (IP_FREEBIND), to which a connection would leave this one.
+    """
     peer = _socket.socket(_socket.AF_INET6 if ":" in address else _socket.AF_INET, _socket.SOCK_STREAM)
     peer.settimeout(CONNECT_SECONDS)
+    peer.setsockopt(_socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, 1)
+    peer.bind((address, 0))
     peer.connect((address, port))
     peer.settimeout(None)
     peer.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)

@@ -94,6 +94,30 @@ def test_what_several_processes_share_is_one_entry(client: Client) -> None:
     assert (entry["port"], entry["pid"]) == (port, os.getpgid(entry["pid"]))
 
 
+FOREIGN = """
+import socket
+listener = socket.socket()
+listener.setsockopt(socket.IPPROTO_IP, 15, 1)  # IP_FREEBIND, which needs no rights
+listener.bind(("198.51.100.7", 0))
+listener.listen()
+print(listener.getsockname()[1], flush=True)
+listener.accept()
+"""
+"""Listens on an address of another machine: no connection arrives, and one to it leaves this machine."""
+
+
+@pytest.mark.statement("PT11")
+def test_a_listener_leads_no_connection_to_another_machine(client: Client) -> None:
+    process = client.start(sys.executable, "-c", FOREIGN)
+    process.wait_output(lambda output: output.endswith(b"\n"))
+    [entry] = ports(client)
+    assert entry["address"] == "198.51.100.7"
+    refused = client.refused("port/open", {"processId": "s", "port": entry["port"]})
+    assert refused.code == -32603
+    assert "assign" in refused.message, "it was not tried"
+    assert "s" not in {each["processId"] for each in client.call("process/list")["processes"]}
+
+
 @pytest.mark.transports("unix", "unix-ws")
 @pytest.mark.statement("PT1")
 def test_those_of_other_sessions_are_reached_where_their_processes_are(

@@ -204,6 +204,8 @@ LIMITS: dict[str, list[str | int]] = {
     ],
     "characters of a path URI": ["execprotocol.path_uri.MAX_URI"],
     "paths of a `fs/watchMissing`": ["execprotocol.limits.MAX_WATCHED_PATHS"],
+    "patterns of ignore files of a watch": ["execserver.watching.program.ignore_rules.MAX_PATTERNS"],
+    "listed ports of a process": ["execserver.ports.listeners.MAX_LISTENERS"],
     "watches of a session": ["execprotocol.limits.MAX_WATCHES", "execprotocol.limits.MAX_WATCH_ID_BYTES"],
     "kept changes of a watch": [
         "execprotocol.limits.MAX_WATCH_LOG_CHANGES",

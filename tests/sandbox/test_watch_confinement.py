@@ -147,3 +147,12 @@ def test_watch_is_not_held_up_by_a_fifo(view: View, tree: Tree) -> None:
         tree.add({"ws/later.txt": "x"})
         watch.until(tree.ws / "later.txt")
         watch.end()
+
+
+def test_watch_is_not_held_up_by_slow_patterns(view: View, tree: Tree) -> None:
+    tree.add({"ws/.gitignore": "*a*a*a*a*a*a*a*a*b\n", "ws/" + "a" * 200: "x"})
+    with at_most(10):
+        watch = view.watch(tree.ws)
+        tree.add({"ws/1" + "a" * 200: "x", "ws/later.txt": "x"})
+        watch.until(tree.ws / "later.txt")
+        watch.end()

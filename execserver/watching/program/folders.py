@@ -77,9 +77,13 @@ class Opener:
         if folder.parent is None:
             return os.open(".", _FLAGS, dir_fd=self._root_fd)
         if self._parent is not folder.parent:
+            if self._parent is not None and self._parent is folder.parent.parent:
+                # A walk goes one folder down: each name of a deep path is opened once.
+                fd = os.open(folder.parent.name, _FLAGS, dir_fd=self._parent_fd)
+            else:
+                fd = self._open_chain(folder.parent)
             self.forget()
-            self._parent_fd = self._open_chain(folder.parent)
-            self._parent = folder.parent
+            self._parent, self._parent_fd = folder.parent, fd
         return os.open(folder.name, _FLAGS, dir_fd=self._parent_fd)
 
     def forget(self) -> None:

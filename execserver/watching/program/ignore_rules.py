@@ -2,12 +2,17 @@
 
 The rules of a deeper folder win over those above it; in one folder the later file of `RULE_FILES` wins.
 Patterns are matched by `pathspec`, which is loaded when the first rule file is found.
+
+A tree may be hostile: its patterns are limited in number, and in the time that a verdict takes, because the
+expressions of `pathspec` can take hours for one name. Rules beyond a limit do not count, so that more changes
+are reported, never fewer.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from functools import partial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,20 +23,38 @@ RULE_FILES = (".gitignore", ".ignore", ".rgignore")
 _EXCLUDE = ".git/info/exclude"
 _MAX_FILE_BYTES = 1 << 20
 _MAX_ABOVE = 64
+MAX_PATTERNS = 10_000
+"""Lines of all rule files that count: each takes 0.2 ms to compile, and 1 KiB."""
+
+_VERDICT_SECONDS = 0.05
+"""Of the processor, for a verdict of one folder's rules; usually it takes a few microseconds."""
+
+_MAX_SLOW = 3
+"""Slow verdicts after which the rules of a folder do not count. A few may be slow for another reason."""
+
 _MAX_KEPT = 20_000
 """Verdicts that are kept, for trees in which the same files change again and again."""
 
 
+class _TooSlow(Exception):
+    """A verdict took too long."""
+
+
 class Rules:
-    """The rules of one folder."""
+    """The rules of one folder. Only the main thread may use them."""
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self._slow = 0
         self.has_paths = any("/" in line.strip().rstrip("/") for line in text.splitlines())
         """Whether a pattern depends on more of a path than its last name."""
-        # Loads 80 ms of modules, which most trees without rules do not need.
+        # These load 80 ms of modules, which most trees without rules do not need.
+        import signal
+
         from pathspec import GitIgnoreSpec
 
+        signal.signal(signal.SIGVTALRM, _stop_verdict)
+        self._set_timer = partial(signal.setitimer, signal.ITIMER_VIRTUAL)
         lines = text.splitlines()
         try:
             self._spec = GitIgnoreSpec.from_lines(lines)
@@ -39,8 +62,25 @@ class Rules:
             self._spec = GitIgnoreSpec.from_lines([line for line in lines if _is_valid(line)])
 
     def verdict(self, path: str) -> bool | None:
-        """Whether a path below the folder is ignored; None if no pattern matches. Directories end in `/`."""
-        return self._spec.check_file(path).include
+        """Whether a path below the folder is ignored; None if no pattern matches, or if that takes too long.
+        Directories end in `/`.
+        """
+        if self._slow >= _MAX_SLOW:
+            return None
+        try:
+            try:
+                self._set_timer(_VERDICT_SECONDS)
+                return self._spec.check_file(path).include
+            finally:
+                self._set_timer(0)
+        except _TooSlow:
+            self._slow += 1
+            return None
+
+
+def _stop_verdict(*_: object) -> None:
+    # An expression that is being matched looks for signals, too.
+    raise _TooSlow
 
 
 class IgnoreRules:
@@ -59,6 +99,7 @@ class IgnoreRules:
         self.apply = False
         """Whether there are any rules."""
         self._kept: dict[tuple[Folder, str, bool], bool] = {}
+        self._patterns_left = MAX_PATTERNS
 
     def read_above(self, root: str) -> None:
         """Read the rules above the root, up to the folder of its repository, if there is one."""
@@ -137,7 +178,19 @@ class IgnoreRules:
 
     def _read(self, folder: str) -> Rules | None:
         text = "\n".join(_read_text(f"{folder}/{name}") for name in (_EXCLUDE, *RULE_FILES))
-        return Rules(text) if text.strip() else None
+        patterns = sum(1 for line in text.splitlines() if line)
+        if not text.strip() or patterns > self._patterns_left:
+            return None
+        rules = Rules(text)
+        self._patterns_left -= patterns
+        # `Rules` has loaded this module.
+        from weakref import finalize
+
+        finalize(rules, self._give_back, patterns)
+        return rules
+
+    def _give_back(self, patterns: int) -> None:
+        self._patterns_left += patterns
 
 
 def _read_text(path: str) -> str:

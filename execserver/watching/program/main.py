@@ -28,6 +28,9 @@ BATCH_SECONDS = 0.05
 FIRST_SECONDS = 0.002
 """How long the first change after a pause waits for others: a save is often several system calls."""
 
+FRAME_BYTES = 16 << 10
+"""Of the changes in a frame: the daemon's loop processes a frame at once, and refuses too large ones."""
+
 POLL_SECONDS = 2.0
 ROOT_CHECK_SECONDS = 1.0
 ALIVE_SECONDS = 1.0
@@ -84,11 +87,16 @@ class Output:
     def send_changes(self) -> None:
         """Send the changes of the batch, if there are any."""
         taken = self.batch.take() if self.batch is not None else []
-        members = []
+        members: list[bytes] = []
+        size = 0
         for letter, is_directory, path, earlier in taken:
             members.append((letter + ("d" if is_directory else "f")).encode())
             members.append(b"" if self.is_file else os.fsencode(path))
             members.append(os.fsencode(earlier))
+            size += sum(map(len, members[-3:]))
+            if size > FRAME_BYTES:
+                self.send(frames.CHANGES, members)
+                members, size = [], 0
         if members:
             self.send(frames.CHANGES, members)
 

@@ -90,6 +90,7 @@ class PolledTree:
     def _list(self) -> dict[str, _State]:
         found: dict[str, _State] = {}
         self._unread = set()
+        self._rules.forget_verdicts()  # and with them the folders of before, whose rules count as used
         todo = [Folder(None, "")]
         try:
             while todo:

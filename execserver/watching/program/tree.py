@@ -363,7 +363,8 @@ class Tree:
         folder.parent = None
 
     def _is_attached(self, folder: Folder) -> bool:
-        above = folder.parent
-        if above is None:
-            return folder is self._root
-        return above.folders.get(folder.name) is folder and self._is_attached(above)
+        while (above := folder.parent) is not None:
+            if above.folders.get(folder.name) is not folder:
+                return False
+            folder = above
+        return folder is self._root

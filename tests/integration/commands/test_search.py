@@ -106,6 +106,14 @@ def test_on_a_terminal_there_are_colors_and_no_control_characters(
     assert shown == b"\x1b[35mfile\x1b[0m:\x1b[32m1\x1b[0m:a \x1b[1;31mword\x1b[0m\\x1b[31m\r\n"
 
 
+def test_a_name_with_a_line_end_looks_like_no_other_match(execserver: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "file\nother:1:").write_text("a word\n")
+    shown = execserver("search", "word", "--color=always").stdout
+    assert shown == b"\x1b[35mfile\\nother:1:\x1b[0m:\x1b[32m1\x1b[0m:a \x1b[1;31mword\x1b[0m\n"
+    shown = execserver("glob", "*", "--color=always").stdout
+    assert shown == b"\x1b[35mfile\\nother:1:\x1b[0m\n"
+
+
 def test_a_reader_that_is_gone_ends_a_search(execserver: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("word\n" * 200_000)
     with execserver.start("search", "word") as process:

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
@@ -45,6 +46,18 @@ def test_sockets_that_share_a_port_are_one() -> None:
         socket.create_server(first.getsockname(), reuse_port=True),
     ):
         assert len(found()) == 1
+
+
+def test_of_very_many_the_lowest_ports_are_found() -> None:
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(socket.create_server(("127.9.9.9", 0)))
+            for _ in range(listeners.MAX_LISTENERS + 5)
+        ]
+        every = sorted(server.getsockname()[1] for server in servers)
+        assert [each.port for each in found()] == every[: listeners.MAX_LISTENERS]
+        of_two = Scanner().find({OURS: [os.getpid()], OURS + 1: [os.getppid()]})
+        assert len([each for each in of_two if each.number == OURS]) == listeners.MAX_LISTENERS
 
 
 def test_a_scanner_sees_what_changed_since_its_last_look() -> None:

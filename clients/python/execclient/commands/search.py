@@ -11,7 +11,7 @@ import json
 import math
 import os
 import posixpath
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -24,7 +24,7 @@ from execclient.commands.streams import OutputWriter
 from execclient.commands.terminal import When, is_colored, is_for_people, visible
 from execclient.connection.connection import Json
 from execclient.search import PAGE_BYTES, Pages, Request, bytes_of
-from execprotocol.command_line import OUTPUT_CLOSED
+from execprotocol.command_line import OUTPUT_CLOSED, printable
 from execprotocol.limits import MAX_FOUND
 from execprotocol.path_uri import parse_path_uri
 
@@ -182,9 +182,10 @@ class _Output:
         return color + text + _RESET if self._colored and text else text
 
     def _text(self, path: str) -> bytes:
-        return self._escaped(os.fsencode(path))
+        # With its line ends, or the name of a file could look like matches of others.
+        return self._escaped(os.fsencode(path), printable)
 
-    def _escaped(self, text: bytes) -> bytes:
+    def _escaped(self, text: bytes, escape: Callable[[str], str] = visible) -> bytes:
         if not self._for_people:
             return text
-        return visible(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        return escape(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
