@@ -219,11 +219,12 @@ class WebSocketTransport(SocketTransport):
         """Wait until the peer answers a ping, before its first message, or has ended the connection."""
         self.send_frame(PING, b"")
         while not self.pongs:
-            assert self.framing.take() is None, "a message came before the pong"
-            data = b"" if self.framing.ended or self.pongs else self._more()
+            data = b"" if self.framing.ended else self._more()
             if not data:
                 return
             self.framing.feed(data)
+            assert self.framing.take() is None, "a message came before the pong"
+        self.pongs.clear()
 
     def receive(self) -> bytes | None:
         """The next message; pings are answered on the way."""
