@@ -16,7 +16,7 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 
-from execprotocol.relay.pools import check_pool_name, pool_of
+from execprotocol.relay.pools import NAME_CHARACTERS, check_pool_name, pool_of
 from execserver.supervisor.config_file import document, flag_values
 from execserver.supervisor.listener import Listener, ListenError
 
@@ -28,8 +28,6 @@ MAX_TOKEN_BYTES = 16 << 10
 MAX_ENVIRONMENT_ID = 256
 """Characters; as in the contract with registries (`execprotocol.relay.contract`), not loaded here."""
 
-# Not of the module `string`, which would delay each start by 5 ms.
-_ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 _SCHEME = "relay+"
 _ENVIRONMENT_QUERY, _POOL_QUERY = "?environment=", "?pool="
 _YES = frozenset(("1", "true", "t", "yes", "y", "on"))
@@ -141,7 +139,7 @@ def check_environment_id(text: str) -> str:
     Raises:
         ListenError: the name is invalid.
     """
-    if not 1 <= len(text) <= MAX_ENVIRONMENT_ID or not _ID_CHARACTERS.issuperset(text):
+    if not 1 <= len(text) <= MAX_ENVIRONMENT_ID or not NAME_CHARACTERS.issuperset(text):
         raise ListenError(f"must be 1 to {MAX_ENVIRONMENT_ID} letters, digits, - or _, not {text[:40]!r}")
     if pool_of(text) is not None:
         raise ListenError("must not end with -- and 16 hexadecimal digits: join the pool with --pool instead")
