@@ -234,7 +234,6 @@ class SessionRegistry:
                 if process.closed:
                     closed.append(process)
             if state.ending:
-                session.processes.refuse_starts()
                 self._kill_soon(session)
             else:
                 self._sessions[session_id] = session
@@ -270,12 +269,12 @@ class SessionRegistry:
         self._sessions.pop(session.id, None)
         at_ms, ttl_ms = time.time_ns() // 1_000_000, self.ttl_ms(session)
         self._executor.recovery.session_ending(session.id, at_ms, reason, ttl_ms)
-        session.processes.refuse_starts()
         session.processes.remember_all(reason, at_ms, ttl_ms)
         reach("session-ending")
         return self._kill_soon(session, by_client=reason == "sessionEnded")
 
     def _kill_soon(self, session: Session, *, by_client: bool = False) -> asyncio.Task[None]:
+        session.processes.refuse_starts()  # now, not when the task begins
         task = session.ending = asyncio.get_running_loop().create_task(self._kill(session, by_client))
         self._ending.add(task)
         task.add_done_callback(self._ended)
