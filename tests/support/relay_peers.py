@@ -171,8 +171,6 @@ class RawExecutor(RawSocket):
         self.url: str = answer.json["url"]
         self.registration_id: str = answer.json["executor_registration_id"]
         super().__init__(self.url, tls)
-        # The relay answers the upgrade before its registry has the socket: later, where NATS is the store.
-        self.websocket.wait_until_served()
 
 
 class RawClient(RawSocket):

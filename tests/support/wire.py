@@ -215,17 +215,6 @@ class WebSocketTransport(SocketTransport):
         """One frame of any kind; `opcode` 0 continues a message."""
         self.send_bytes(frame(opcode, payload, fin=fin))
 
-    def wait_until_served(self) -> None:
-        """Wait until the peer answers a ping, before its first message, or has ended the connection."""
-        self.send_frame(PING, b"")
-        while not self.pongs:
-            data = b"" if self.framing.ended else self._more()
-            if not data:
-                return
-            self.framing.feed(data)
-            assert self.framing.take() is None, "a message came before the pong"
-        self.pongs.clear()
-
     def receive(self) -> bytes | None:
         """The next message; pings are answered on the way."""
         while True:

@@ -208,8 +208,7 @@ class RemoteExecutor:
             else:
                 failures = 0
                 self._log_state("connected")
-                reason = await self._until_lost(multiplexer)
-                registry_unavailable = contract.REGISTRY_UNAVAILABLE in reason
+                await self._until_lost(multiplexer)
             # A new registration that was refused is replaced at once.
             if not self._closing and (is_new or not forgotten):
                 wait = _between(*STANDBY_SECONDS) if registry_unavailable else self._redials.next()
@@ -252,7 +251,7 @@ class RemoteExecutor:
             else:
                 reported, reported_at = status, clock()
 
-    async def _until_lost(self, multiplexer: Multiplexer) -> str:
+    async def _until_lost(self, multiplexer: Multiplexer) -> None:
         loop = asyncio.get_running_loop()
         since = loop.time()
         self._multiplexer = multiplexer
@@ -264,7 +263,6 @@ class RemoteExecutor:
             self._redials.reset()
         if not self._closing:
             self._log_state("connection lost", reason)
-        return reason
 
     def _log_state(self, state: str, reason: str = "") -> None:
         """Log the state if it has changed."""

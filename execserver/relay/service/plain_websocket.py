@@ -194,8 +194,8 @@ class PlainWebSocket:
         self, request: web.Request, environment_id: str, stream: PlainStream
     ) -> web.WebSocketResponse[bool]:
         socket = new_socket(MAX_MESSAGE_BYTES)
-        await socket.prepare(request)
         client = PlainWebSocketPeer(socket, request, stream.id, lambda _: self._rendezvous.drained(stream))
+        await client.upgrade()
         bound = log.bind(environment=environment_id, peer=peer_of(request), socket=stream.id)
         bound.info("plain client connected")
         stream.attach(client)

@@ -31,7 +31,7 @@ POLICY_VIOLATION = 1008
 REVOKED = "token_revoked"
 """Close reason of a socket whose token was revoked or has expired."""
 
-_Redeemed = TypeVar("_Redeemed")
+_Admitted = TypeVar("_Admitted")
 
 log = Logger()
 
@@ -74,8 +74,7 @@ class RendezvousHttp:
         """Serve an executor's socket until it ends."""
         environment_id, ticket = self._asked(request)
         socket = self._socket(request)
-        registration = await _redeemed(self._registry.redeem_executor(environment_id, ticket))
-        await socket.prepare(request)
+        registration = await _admitted(self._registry.redeem_executor(environment_id, ticket))
         peer = self._peer(socket, request)
         bound = log.bind(
             environment=environment_id, registration=registration.id, peer=peer_of(request), socket=peer.id
@@ -84,9 +83,12 @@ class RendezvousHttp:
         self._rendezvous.executor_joined(registration.id, peer)
         self.executors.add(peer)
         address = self._rendezvous.address(peer)
+        end = partial(self._end_executor, registration, peer)
         try:
-            if await self._open(registration, peer, address):
-                bound.info("executor connected")
+            # Before the upgrade: an executor that has its answer can be found at every relay.
+            await _admitted(self._registry.socket_opened(registration, address, end))
+            await peer.upgrade()
+            bound.info("executor connected")
             reason = await peer.serve(
                 lambda message: self._rendezvous.from_executor(peer, message), self._text_dropped
             )
@@ -101,10 +103,10 @@ class RendezvousHttp:
         """Serve a client's socket until it ends."""
         environment_id, ticket = self._asked(request)
         socket = self._socket(request)
-        harness = await _redeemed(self._registry.redeem_harness(environment_id, ticket))
+        harness = await _admitted(self._registry.redeem_harness(environment_id, ticket))
         try:
-            await socket.prepare(request)
             peer = self._peer(socket, request)
+            await peer.upgrade()
             if not self._registry.admits(harness):  # its token ended while the upgrade was written
                 peer.close(POLICY_VIOLATION, REVOKED)
                 await peer.serve(_ignore, _nothing)
@@ -136,21 +138,6 @@ class RendezvousHttp:
             peer = self.harnesses.get(harness)
             if peer is not None:
                 self._rendezvous.retire(peer, POLICY_VIOLATION, REVOKED)
-
-    async def _open(self, registration: Registration, peer: WebSocketPeer, address: str) -> bool:
-        """Tell the registry of an executor's socket. False: that failed, and the socket is closing."""
-        try:
-            await self._registry.socket_opened(
-                registration, address, partial(self._end_executor, registration, peer)
-            )
-        except TicketRefused as error:  # its registration was replaced while the upgrade was written
-            self._rendezvous.retire(peer, POLICY_VIOLATION, error.reason)
-        except StoreUnavailable as error:
-            log.warning("registry unavailable", environment=registration.environment_id, error=str(error))
-            self._rendezvous.retire(peer, TRY_AGAIN, REGISTRY_UNAVAILABLE)
-        else:
-            return True
-        return False
 
     def _end_executor(self, registration: Registration, peer: WebSocketPeer, why: SocketEnd) -> None:
         if why == "redialed":
@@ -192,10 +179,10 @@ class RendezvousHttp:
         self._rendezvous.counters.dropped["text"] += 1
 
 
-async def _redeemed(redeeming: Awaitable[_Redeemed]) -> _Redeemed:
-    """The result of redeeming a ticket, or the refusal of the upgrade."""
+async def _admitted(admission: Awaitable[_Admitted]) -> _Admitted:
+    """The result of admission a ticket, or the refusal of the upgrade."""
     try:
-        return await redeeming
+        return await admission
     except TicketRefused as error:
         raise HttpError(error.status, str(error), headers={REJECTION_REASON_HEADER: error.reason}) from None
     except StoreUnavailable as error:

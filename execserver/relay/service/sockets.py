@@ -68,14 +68,17 @@ def new_socket(max_bytes: int = MAX_FRAME_BYTES) -> web.WebSocketResponse[bool]:
 
 
 class WebSocketPeer:
-    """One accepted WebSocket.
+    """One WebSocket. Frames that are sent before `upgrade` wait for it.
 
     Args:
-        socket: prepared.
+        socket: not yet prepared.
         request: the upgrade request.
         peer_id: for logs, and unique in this process.
         has_room: called when the queue was above its high mark and is below its low mark again.
         ping_seconds: interval of pings.
+
+    Raises:
+        ConnectionResetError: the connection is lost.
     """
 
     def __init__(
@@ -86,12 +89,13 @@ class WebSocketPeer:
         has_room: Callable[[WebSocketPeer], None],
         ping_seconds: float = PING_SECONDS,
     ) -> None:
-        assert request.transport is not None, "just prepared"
+        if request.transport is None:
+            raise ConnectionResetError("the connection was lost before its upgrade")
         self.id = peer_id
         self._socket = socket
         self._request = request
         self._transport: asyncio.WriteTransport = request.transport
-        self._transport.set_write_buffer_limits(HIGH_BYTES, LOW_BYTES)
+        self._held: bytearray | None = bytearray()  # frames, until the upgrade
         self._has_room = has_room
         self._loop = asyncio.get_running_loop()
         self._room_watch: asyncio.Task[None] | None = None
@@ -103,7 +107,7 @@ class WebSocketPeer:
         self._heard = True
         self._missed = 0
         self._ping_seconds = ping_seconds
-        self._ping_timer = self._loop.call_later(ping_seconds, self._ping)
+        self._ping_timer: asyncio.TimerHandle | None = None  # from the upgrade on
         self._pinged: bytes | None = None  # payload of the newest unanswered ping
         self._pong_timer: asyncio.TimerHandle | None = None  # while no pong may be sent
         self.close_reason = ""
@@ -112,7 +116,21 @@ class WebSocketPeer:
     @property
     def queued(self) -> int:
         """Bytes that the system has not taken yet."""
-        return self._transport.get_write_buffer_size()
+        return self._transport.get_write_buffer_size() + len(self._held or b"")
+
+    async def upgrade(self) -> None:
+        """Answer the upgrade request, and send the frames that waited for it.
+
+        Raises:
+            ConnectionResetError: the connection is lost.
+        """
+        await self._socket.prepare(self._request)
+        self._transport.set_write_buffer_limits(HIGH_BYTES, LOW_BYTES)
+        held, self._held = self._held, None
+        if held:
+            self._transport.write(held)
+            self._wrote(len(held))
+        self._ping_timer = self._loop.call_later(self._ping_seconds, self._ping)
 
     def send(self, frame: bytes) -> None:
         """Queue a frame. A no-op if the socket is ending."""
@@ -125,6 +143,9 @@ class WebSocketPeer:
             head = struct.pack(">BBH", _BINARY, 126, size)
         else:
             head = struct.pack(">BBQ", _BINARY, 127, size)
+        if self._held is not None:
+            self._held += head + frame
+            return
         if size < COPIED_BELOW_BYTES:
             self._transport.write(head + frame)
         else:
@@ -176,7 +197,8 @@ class WebSocketPeer:
                 raise
         finally:
             self._reader = None
-            self._ping_timer.cancel()
+            if self._ping_timer is not None:
+                self._ping_timer.cancel()
             if self._pong_timer is not None:
                 self._pong_timer.cancel()
             self._ending = self._ending or (_GOING_AWAY, "")

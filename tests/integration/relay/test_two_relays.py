@@ -206,13 +206,32 @@ async def test_a_store_out_of_reach_is_named_by_answers_after_which_peers_try_ag
 
 
 @pytest.mark.statement("R17")
+async def test_an_executor_whose_upgrade_is_answered_is_known_to_every_relay(pair: Pair) -> None:
+    registered = await pair.one.register(BOX, KeyPair.generate())
+    pair.store.answer = asyncio.Event()
+    dialling = asyncio.ensure_future(pair.one.dial(registered.url))
+    async with asyncio.timeout(10):
+        while not pair.sites[1].node.registry.online:
+            await asyncio.sleep(0.01)
+
+    harness = await pair.two.harness(BOX)  # before the upgrade is answered
+    await harness.send(frames.resume("early"))
+    await asyncio.sleep(0.05)
+    assert not dialling.done()
+    pair.store.answer.set()
+
+    executor = await dialling
+    assert await executor.message() == frames.resume("early")
+    await met(executor, await pair.one.harness(BOX), "a")
+
+
+@pytest.mark.statement("R17")
 async def test_an_executor_whose_socket_cannot_be_recorded_is_told_to_try_again(pair: Pair) -> None:
     registered = await pair.one.register(BOX, KeyPair.generate())
     pair.store.loses_answers = True
 
-    executor = await pair.one.dial(registered.url)
+    assert await pair.one.refusal(registered.url) == (503, "registry_unavailable")
 
-    assert await executor.closed() == (1013, "registry_unavailable")
     pair.store.loses_answers = False
     while pair.sites[1].node.registry.online:
         await asyncio.sleep(0.01)

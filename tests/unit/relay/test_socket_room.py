@@ -45,6 +45,9 @@ class Request:
     async def drain(self) -> None:
         await self.low.wait()
 
+    async def prepare(self, _request: web.Request) -> None:
+        """As the socket of the request: answer the upgrade."""
+
 
 @pytest.mark.parametrize("written_meanwhile", [0, LOW_BYTES, HIGH_BYTES - LOW_BYTES])
 async def test_room_is_told_once_and_only_below_the_mark(written_meanwhile: int) -> None:
@@ -56,8 +59,10 @@ async def test_room_is_told_once_and_only_below_the_mark(written_meanwhile: int)
         told.set()
 
     peer = WebSocketPeer(
-        cast("web.WebSocketResponse[bool]", None), cast("web.Request", request), "peer", has_room
+        cast("web.WebSocketResponse[bool]", request), cast("web.Request", request), "peer", has_room
     )
+    await peer.upgrade()
+    assert peer._ping_timer is not None
     try:
         peer.send(bytes(HIGH_BYTES))
         await asyncio.sleep(0)

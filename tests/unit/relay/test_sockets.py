@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
@@ -36,7 +36,11 @@ Client = aiohttp.ClientWebSocketResponse[bool]
 
 @asynccontextmanager
 async def connected(
-    ping_seconds: float = NEVER, max_bytes: int = 1000, autoping: bool = True, receive_buffer: int = 0
+    ping_seconds: float = NEVER,
+    max_bytes: int = 1000,
+    autoping: bool = True,
+    receive_buffer: int = 0,
+    frames_before: Sequence[bytes] = (),
 ) -> AsyncIterator[tuple[Served, Client]]:
     """A peer, and who is at its other end."""
     served = Served()
@@ -44,10 +48,12 @@ async def connected(
 
     async def handle(request: web.Request) -> web.StreamResponse:
         websocket = new_socket(max_bytes)
-        await websocket.prepare(request)
         served.peer = WebSocketPeer(
             websocket, request, "peer", lambda _peer: served.has_room.set(), ping_seconds
         )
+        for frame in frames_before:
+            served.peer.send(frame)
+        await served.peer.upgrade()
         opened.set()
         served.reason.set_result(await served.peer.serve(served.received.put_nowait, served.drop))
         return websocket
@@ -99,6 +105,15 @@ async def test_frames_of_every_size_arrive_as_they_were_sent(size: int) -> None:
         served.peer.send(b"next")
 
         assert await client.receive_bytes() == frame[:size]
+        assert await client.receive_bytes() == b"next"
+
+
+async def test_frames_that_are_sent_before_the_upgrade_come_after_it_and_first() -> None:
+    frames = [bytes([index]) * size for index, size in enumerate((0, 1, 126, 65_536))]
+    async with connected(frames_before=frames) as (served, client):
+        served.peer.send(b"next")
+
+        assert [await client.receive_bytes() for _ in frames] == frames
         assert await client.receive_bytes() == b"next"
 
 
