@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -48,8 +49,8 @@ log = Logger()
 
 _NOT_MANAGED = "has no network namespace that a network proxy could enter; install bubblewrap"
 
-_MOST_LOOKS = 20
-"""At the disk for one sandbox, while folders vanish."""
+_LOOK_SECONDS = 1.0
+"""How long the disk is looked at for one sandbox while folders vanish."""
 
 
 class _Tools(msgspec.Struct, frozen=True):
@@ -138,7 +139,8 @@ class Sandboxes:
         Raises:
             InvalidRequest: the policy cannot be enforced here; the message names the reason and the fix.
         """
-        for looks_left in reversed(range(_MOST_LOOKS)):
+        deadline = time.monotonic() + _LOOK_SECONDS
+        while True:
             try:
                 self._open_state()
                 confinement = self._prepare(policy, command, extra)
@@ -148,7 +150,7 @@ class Sandboxes:
                 raise refused(str(error), "sandbox") from None
             except OSError as error:
                 # A folder that was seen may be gone at its use: the mount point of a sandbox that has ended.
-                if isinstance(error, FileNotFoundError) and looks_left:
+                if isinstance(error, FileNotFoundError) and time.monotonic() < deadline:
                     continue
                 raise refused(f"{os.strerror(error.errno or 0)}: {_named(error)}", "sandbox") from None
             break
