@@ -129,6 +129,8 @@ class Wire:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Else each is closed by the collector of garbage, if it comes to the response before the connection.
+        await asyncio.gather(*(peer.close() for peer in self._peers))
         await self._session.close()
 
     # -- the registry
