@@ -120,6 +120,8 @@ class Ports:
         """Raise an error unless the program reports a connection, and it is that to the listener."""
         outcome, _, rest = report.partition(" ")
         if outcome != "ok":
+            if not await asyncio.to_thread(listeners.is_listening, listener):
+                raise _gone(listener)  # it was seen just before its end
             reason = rest or "the program of the stream was killed"
             raise InternalError(
                 f"no connection to {listener.address} port {listener.port}: {reason}",

@@ -79,6 +79,25 @@ EXAMPLES = (
     ),
     Example("fs/canonicalize", "resolve a path", {"path": f"{_SRC}/../src/./hello.txt"}, {"path": _FILE}),
     Example(
+        "fs/search",
+        "find the lines with a text, and a name to end that by",
+        {"path": FOLDER, "pattern": "hell", "globs": ["*.txt"], "searchId": "s"},
+        {
+            "files": [{"path": _FILE, "matches": [{"line": 1, "ranges": [[0, 4]], "text": "hello"}]}],
+            "truncated": None,
+            "cursor": None,
+            "unread": [],
+            "searchedFiles": 1,
+        },
+    ),
+    Example("fs/endSearch", "end it, though it is complete", {"searchId": "s"}, {}),
+    Example(
+        "fs/glob",
+        "find files by name",
+        {"path": FOLDER, "globs": ["src/**/*.txt"]},
+        {"paths": [_FILE], "truncated": None, "cursor": None, "unread": []},
+    ),
+    Example(
         "fs/readDirectory",
         "list a folder",
         {"path": _SRC},

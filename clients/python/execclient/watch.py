@@ -38,8 +38,8 @@ MAX_WAITING = 4096
 BEGIN_SECONDS = 600.0
 """For `fs/watch`, which looks at every directory before it answers."""
 
-_UNKNOWN = "unknown watch"
-"""In the daemon's message for a watch that its server does not know, as it is another one by now."""
+_UNKNOWN = "unknown_watch"
+"""The error's name if the server does not know the watch, as it is another one by now."""
 
 
 class Watch:
@@ -181,7 +181,7 @@ class Watch:
             page = await self._session.call("fs/watchRead", params)
         except BaseException as error:
             self._behind = True
-            if not (isinstance(error, Refused) and self._active and _UNKNOWN in error.message):
+            if not (isinstance(error, Refused) and self._active and error.wire_name == _UNKNOWN):
                 raise
             self._active = False
             return

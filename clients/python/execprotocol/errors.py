@@ -27,10 +27,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import ClassVar
 
-NAMES_OF_SEARCHES = frozenset(
+NAMES_OF_EXTENSIONS = frozenset(
     {
         *("pattern_refused", "glob_refused", "unknown_cursor", "search_differs", "search_ended"),
-        *("search_unavailable", "search_failed"),
+        *("search_unavailable", "search_failed", "unknown_watch"),
     }
 )
 """Names of errors that only extensions have: on a connection with extensions the Codex dialect has them, too
@@ -62,7 +62,7 @@ class RpcError(Exception):
     @property
     def has_data(self) -> bool:
         """Whether `data` is in the Codex dialect too, on a connection with extensions (X15)."""
-        return bool(self.details) or self.name in NAMES_OF_SEARCHES
+        return bool(self.details) or self.name in NAMES_OF_EXTENSIONS
 
     def data(self) -> dict[str, str]:
         """The `data` member of an error reply in the JSON-RPC 2.0 dialect."""

@@ -20,7 +20,7 @@ class Params(msgspec.Struct, rename="camel"):
     """Base of all parameter models: strict types, camelCase names, unknown members ignored."""
 
     extension_members: ClassVar[frozenset[str]] = frozenset()
-    """Members that the reference does not have. They cannot be given by position."""
+    """Members that cannot be given by position, such as those that the reference does not have."""
 
 
 class WireError(ValueError):

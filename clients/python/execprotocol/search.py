@@ -34,6 +34,11 @@ FoundLimit = Annotated[int, Meta(ge=1, le=MAX_FOUND)]
 
 
 class _SearchedTree(PathParams, kw_only=True):
+    # So that `sandbox` is the last member by position here, too.
+    extension_members = frozenset(
+        {"exclude_dirs", "hidden", "ignore_rules", "max_bytes", "time_ms", "cursor", "search_id"}
+    )
+
     exclude_dirs: Annotated[list[FolderName], Meta(max_length=MAX_GLOBS)] = []
     """Names of folders that are not entered, at any depth below `path`; no globs, no slashes."""
 

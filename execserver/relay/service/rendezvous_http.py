@@ -15,7 +15,6 @@ from typing import TypeVar
 from aiohttp import web
 
 from execprotocol.relay.contract import REGISTRY_UNAVAILABLE, REJECTION_REASON_HEADER, check_environment_id
-from execserver.relay.service.endpoints import TRY_AGAIN
 from execserver.relay.service.environment_records import SocketEnd
 from execserver.relay.service.errors import HttpError, peer_of
 from execserver.relay.service.queues import RelayPeer

@@ -22,9 +22,14 @@ AT_DAEMON = {
     "run": ["true"],
     "attach": ["x"],
     "ps": [],
+    "ports": [],
+    "forward": ["8080"],
     "logs": ["x"],
     "kill": ["x"],
     "cp": ["here", ":there"],
+    "search": ["x"],
+    "glob": ["*"],
+    "watch": ["."],
     "patch": ["good.patch"],
 }
 """Commands that use a daemon, with arguments."""
@@ -58,6 +63,9 @@ CAUSES: dict[tuple[str, int], list[str]] = {
     ("logs", 0): ["logs", "ENDED"],
     ("kill", 0): ["kill", "RUNNING"],
     ("cp", 0): ["cp", ":/etc/passwd", "copy"],
+    ("ports", 0): ["ports"],
+    ("search", 0): ["search", "", "FOLDER"],
+    ("glob", 0): ["glob", "here", "FOLDER"],
     ("patch", 0): ["patch", "--cwd", ".", "good.patch"],
     ("policy", 0): ["policy", "check", "ls"],
     ("completion", 0): ["completion", "bash"],
@@ -68,6 +76,8 @@ CAUSES: dict[tuple[str, int], list[str]] = {
     ("relay", 1): ["relay", "token", "list", "--state-dir", "none"],
     ("kill", 1): ["kill", "nobody"],
     ("cp", 1): ["cp", "-r", "tree", ":TARGET"],
+    ("search", 1): ["search", "in no file", "FOLDER"],
+    ("glob", 1): ["glob", "no-such-name", "FOLDER"],
     ("patch", 1): ["patch", "bad.patch"],
     ("policy", 1): ["policy", "check", "--rules", "none.rules", "ls"],
     ("policy", 10): ["policy", "check", "--approval", "untrusted", "rm", "x"],
@@ -78,6 +88,9 @@ CAUSES: dict[tuple[str, int], list[str]] = {
     ("run", 141): ["run", "echo"],
     ("ps", 141): ["ps"],
     ("logs", 141): ["logs", "ENDED"],
+    ("ports", 141): ["ports"],
+    ("search", 141): ["search", "", "FOLDER"],
+    ("glob", 141): ["glob", "here", "FOLDER"],
     ("config", 141): ["config", "show"],
     ("doctor", 141): ["doctor"],
     ("relay", 141): ["relay", "key", "another-key"],
@@ -93,6 +106,10 @@ DRAIN = {("drain", 0), ("drain", 1)}
 """Their tests are in `tests/conformance/test_draining.py`: the daemon here must not drain."""
 
 
+CHANGES = {("forward", 0), ("watch", 0), ("watch", 1), ("watch", 141)}
+"""They need a signal or a change meanwhile: their tests are in `test_forward.py` and `test_watch.py`."""
+
+
 def documented() -> set[tuple[str, int]]:
     """The commands and numbers of the table."""
     table = TABLE.read_text().partition("## Exit status")[2].partition("\n## ")[0]
@@ -105,7 +122,7 @@ def documented() -> set[tuple[str, int]]:
 
 def test_the_table_has_every_status_that_the_code_has() -> None:
     assert {status for _, status in documented()} == CONSTANTS | {0, 2}
-    assert documented() == set(CAUSES) | NEED_THE_SDK_OF_MCP | DRAIN
+    assert documented() == set(CAUSES) | NEED_THE_SDK_OF_MCP | DRAIN | CHANGES
 
 
 @pytest.fixture
@@ -118,10 +135,16 @@ def prepared(execserver: CommandLine) -> dict[str, str]:
     hunk = "*** Update File: none\n@@\n-a\n+b\n"
     (folder / "good.patch").write_text(f"*** Begin Patch\n*** Add File: {folder}/new\n+a\n*** End Patch\n")
     (folder / "bad.patch").write_text(f"*** Begin Patch\n{hunk}*** End Patch\n")
-    (running,) = execserver("run", "-d", "sleep", "50").stdout.decode().split()
-    (ended,) = execserver("run", "-d", "echo", "x").stdout.decode().split()
+    (running,) = execserver("run", "-d", "--ttl", "5m", "sleep", "50").stdout.decode().split()
+    (ended,) = execserver("run", "-d", "--ttl", "5m", "echo", "x").stdout.decode().split()
     assert execserver("logs", "-f", ended).stdout == b"x\n"
-    return {"RUNNING": running, "ENDED": ended, ":TARGET": f":{folder}/target", ".": str(folder)}
+    return {
+        "RUNNING": running,
+        "ENDED": ended,
+        ":TARGET": f":{folder}/target",
+        ".": str(folder),
+        "FOLDER": str(folder),
+    }
 
 
 def status_of(execserver: CommandLine, arguments: list[str], *, read: bool) -> tuple[int, str]:

@@ -25,7 +25,8 @@ from tests.support.schemas import check, event_schema, result_schema, schema_of
 from tests.support.wire import Client, Json, Server, connect_unix, encode, path_uri
 
 EVERY_EVENT = frozenset(EVENTS)
-
+OF_EXTENSIONS = {"executor/draining", "fs/changed"}
+"""Events that are sent to connections with extension members only."""
 
 READ_ONLY = {
     "permissions": {
@@ -38,6 +39,9 @@ READ_ONLY = {
     },
     "windowsSandboxLevel": "disabled",
 }
+
+EXPLAINED = {"process/start", "fs/search", "fs/watchRead"}
+"""The requests here whose errors have more than a message in either dialect."""
 
 
 class Witness:
@@ -63,8 +67,8 @@ class Witness:
         """A request and the number of its error, which is one of those that the document names."""
         error = self.client.reply(self.client.request(method, params))["error"]
         check("error.json", error)
-        # To a lean client only what a start says beyond its message, if it asked for extensions (X13).
-        is_explained = method == "process/start" and "initialize extensions" in self.members
+        # To a lean client only what these say beyond their messages, if it asked for extensions (X15).
+        is_explained = method in EXPLAINED and "initialize extensions" in self.members
         assert "data" in error if self.client.standard else "data" not in error or is_explained
         document = schema_of("openrpc.json")
         described = next(item for item in document["methods"] if item["name"] == method)
@@ -250,6 +254,15 @@ def use_files(witness: Witness, folder: Path) -> None:
     witness.call("fs/canonicalize", path=below)
     witness.call("fs/copy", sourcePath=file, destinationPath=other, recursive=False)
     witness.call("fs/readDirectory", path=path_uri(folder))
+    found = witness.call("fs/search", path=path_uri(folder), pattern="ex", contextLines=1, searchId="s")
+    assert [match["ranges"] for each in found["files"] for match in each["matches"]] == [[[1, 3]]] * 2
+    assert witness.call("fs/endSearch", searchId="s") == {}
+    page = witness.call("fs/glob", path=path_uri(folder), globs=["*"], maxFiles=1)
+    assert (len(page["paths"]), page["truncated"]) == (1, "files")
+    assert witness.call("fs/glob", path=path_uri(folder), globs=["*"], maxFiles=1, cursor=page["cursor"])[
+        "paths"
+    ]
+    assert witness.refused("fs/search", path=path_uri(folder), pattern="(", regex=True) == -32600
     options = {"maxDepth": 1, "maxDirectories": 5, "maxEntries": 5, "followDirectorySymlinks": False}
     assert witness.call("fs/walk", path=path_uri(folder), options=options)["entries"]
     witness.call("fs/open", handleId="h", path=other, mode="replace")
@@ -351,7 +364,7 @@ def test_everything_that_is_said_is_as_the_schemas_say(
         drain(witness, server, extensions=extensions)
         witness.call("session/end")
         assert witness.called == METHODS.keys()
-        assert witness.check_events() == (EVERY_EVENT if extensions else EVERY_EVENT - {"executor/draining"})
+        assert witness.check_events() == (EVERY_EVENT if extensions else EVERY_EVENT - OF_EXTENSIONS)
     marked = {
         f"{method} {member}"
         for method in METHODS

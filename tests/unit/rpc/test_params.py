@@ -423,6 +423,7 @@ def test_what_has_no_order_says_nothing_of_the_kind() -> None:
             "server/health",
             "session/setTtl",
             "session/end",
+            "fs/endSearch",
         ),
     }
 
