@@ -491,6 +491,25 @@ def test_the_end_of_the_root_ends_the_watch(watching: Client, tree: Path, how: s
 
 
 @pytest.mark.statement("M26")
+def test_the_last_changes_of_a_removed_root_are_reported(endpoint: Endpoint, tree: Path) -> None:
+    names = [f"{'n' * 200}{number}" for number in range(1000)]  # events of more than one read
+    for name in names:
+        (tree / name).touch()
+    own = endpoint.private()
+    watched = Watched(own.connect(extensions=True), tree)
+    program = program_of(own.server)
+    program.send_signal(signal.SIGSTOP)
+    try:
+        (tree / "file").rename(tree.parent / "out/moved")
+        shutil.rmtree(tree)
+    finally:
+        program.send_signal(signal.SIGCONT)
+    watched.wait(lambda: watched.events and "ended" in watched.events[-1])
+    removed = ["file", "sub", "sub/deep", "sub/file", *names]
+    assert sorted(watched.said) == sorted(f"removed {name}" for name in removed)
+
+
+@pytest.mark.statement("M26")
 def test_a_killed_program_ends_the_watch(endpoint: Endpoint, tree: Path) -> None:
     own = endpoint.private()
     watched = Watched(own.connect(extensions=True), tree)

@@ -37,6 +37,9 @@ ALIVE_SECONDS = 1.0
 RENAME_SECONDS = 0.001
 """How long the second half of a rename is waited for. The kernel queues both in one system call."""
 
+LAST_READS = 1000
+"""Of the queue once the root is gone: more than a full queue holds. A renamed tree may go on changing."""
+
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -208,11 +211,23 @@ class _Watcher:
                 self._settle(tree)
                 self._output.send_changes()
                 sent = time.monotonic()
-            self._check_root(tree.root_left)
+            if tree.root_left or self._root_is_gone():
+                self._apply_last(tree)
+                self._settle(tree)
+                raise self._root_removed()
 
-    def _apply(self, tree: Tree) -> None:
-        for event in inotify.read_events(tree.fd):
+    def _apply(self, tree: Tree) -> bool:
+        """Process pending events; return whether there were any."""
+        events = inotify.read_events(tree.fd)
+        for event in events:
             tree.apply(event)
+        return bool(events)
+
+    def _apply_last(self, tree: Tree) -> None:
+        """Process what the kernel had queued when the root was found to be gone."""
+        for _ in range(LAST_READS):
+            if tree.root_left or not self._apply(tree):
+                return
 
     def _settle(self, tree: Tree) -> None:
         if tree.unsettled:
@@ -229,20 +244,23 @@ class _Watcher:
         waiting = select.poll()
         waiting.register(0, select.POLLIN)
         while not waiting.poll(POLL_SECONDS * 1000):
-            self._check_root(False)
+            if self._root_is_gone():
+                raise self._root_removed()
             tree.poll()
             self._output.send_changes()
 
-    def _check_root(self, left: bool) -> None:
-        """End the watch if its root is not what its path leads to any more."""
+    def _root_is_gone(self) -> bool:
+        """Whether the root is not what its path leads to any more."""
         try:
             gone = os.fstat(self._root_fd).st_nlink == 0
-            gone = gone or _identity(os.stat(self._folder)) != self._identity
+            return gone or _identity(os.stat(self._folder)) != self._identity
         except OSError:
-            gone = True
-        if gone or left:
-            self._output.send_changes()
-            raise Ended("rootRemoved", None, "the root of the watch was removed, renamed or unmounted")
+            return True
+
+    def _root_removed(self) -> Ended:
+        """The end of the watch, after its last changes."""
+        self._output.send_changes()
+        return Ended("rootRemoved", None, "the root of the watch was removed, renamed or unmounted")
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
