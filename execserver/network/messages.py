@@ -127,5 +127,5 @@ def receive(channel: socket.socket) -> tuple[AnyMessage | None, list[int]]:
         raise EOFError
     try:
         return _decoder.decode(data), descriptors
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None, descriptors

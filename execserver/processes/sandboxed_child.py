@@ -340,7 +340,7 @@ class SandboxedChild:
     def _take(self, line: bytes) -> None:
         try:
             fields: Any = msgspec.json.decode(line)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return
         if not isinstance(fields, dict):
             return

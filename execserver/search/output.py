@@ -225,7 +225,7 @@ class _LongMessage:
         for cut in range(8):  # the head may end within a character
             try:
                 return _Text(text=msgspec.json.decode(b'"%b"' % text[: len(text) - cut], type=str))
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
         return _Text(text="")
 

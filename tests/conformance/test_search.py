@@ -118,6 +118,14 @@ def test_a_long_line_is_cut(client: Client, here: Path, letter: str, size: int) 
     assert whole == {"line": 3, "text": "needle", "ranges": [[0, 6]]}
 
 
+@pytest.mark.statement("Z3")
+def test_a_long_line_is_cut_between_characters(client: Client, here: Path) -> None:
+    text = "needle" + "😀" * 300_000
+    write(here, a=text, aa=text, aaa=text, aaaa=text)  # the length of a path moves the cut
+    cut = [line["text"] for line in lines(client, here, "needle")]
+    assert cut == ["needle" + "😀" * (65530 // 4)] * 4
+
+
 @pytest.mark.statement("Z3", "Z2")
 def test_a_long_line_that_is_not_utf8_is_cut(client: Client, here: Path) -> None:
     write(here, a=b"needle" + b"\xff" * 3_000_000 + b"\nneedle\n")

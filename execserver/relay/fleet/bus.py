@@ -293,7 +293,7 @@ class NatsBus:
     async def _received(self, message: Msg) -> None:
         try:
             packet = self._decode(message.data)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             self.undecodable += 1
             return
         if packet.messages:
@@ -304,7 +304,7 @@ class NatsBus:
     async def _beat_received(self, message: Msg) -> None:
         try:
             node = self._decode_beat(message.data).node
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             self.undecodable += 1
             return
         now = self._clock()

@@ -287,7 +287,7 @@ class NatsStore:
     def _decoded(self, kind: type[_Record], data: bytes, where: str) -> _Record:
         try:
             return msgspec.json.decode(data, type=kind)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StoreUnavailable(f"invalid record ({where}), remove it: {error}") from None
 
 

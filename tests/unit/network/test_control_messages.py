@@ -43,7 +43,9 @@ def test_a_message_arrives_with_its_descriptors(pair: Pair) -> None:
     os.close(reading)
 
 
-@pytest.mark.parametrize("data", [b'{"type":"later"}', b'{"type":"ready"}', b"{", b"[]", b"\xff"])
+@pytest.mark.parametrize(
+    "data", [b'{"type":"later"}', b'{"type":"ready"}', b"{", b"[]", b"\xff", b'{"type":"\xff"}']
+)
 def test_a_message_that_is_not_known_is_none_and_the_next_one_follows(pair: Pair, data: bytes) -> None:
     pair[0].send(data)
     send(pair[0], Failed("why"))

@@ -271,7 +271,7 @@ async def test_what_a_launcher_says_beside_is_passed_over(poller: DescriptorPoll
     child = subprocess.Popen(["sleep", "60"], start_new_session=True, preexec_fn=hear_interrupts)
     inside = SandboxedChild(0, report, False, None, poller)
     try:
-        for line in (b"no json", b"[1]", b'{"child-pid": "x"}', b'{"other": 1}', b"\xff"):
+        for line in (b"no json", b"[1]", b'{"child-pid": "x"}', b'{"other": 1}', b"\xff", b'"\xff"'):
             os.write(write, line + b"\n")
         inside.signal(signal.SIGINT)
         assert not inside.set_up

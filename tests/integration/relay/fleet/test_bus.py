@@ -359,8 +359,9 @@ async def test_messages_of_others_are_counted_and_change_nothing(server: NatsSer
         stranger = await nats.connect(server.url)
         await stranger.publish(f"execserver.relay.{bus.node}", b"\xc1 no packet")
         await stranger.publish("execserver.relay.beat", b"[]")
+        await stranger.publish("execserver.relay.beat", b"\x91\xa1\xff")  # a text that is no UTF-8
         await stranger.flush()
-        await until(lambda: bus.undecodable == 2)
+        await until(lambda: bus.undecodable == 3)
         await stranger.close()
         assert bus.ready
         assert bus.links.nodes == frozenset()

@@ -242,12 +242,13 @@ async def test_buckets_in_memory_are_created_again_after_a_restart_of_a_single_s
             await until(lambda: store.statuses() == {"box": ExecutorStatus("r", 2)})
 
 
-async def test_an_invalid_record_is_named_and_left_out_of_lists(tmp_path: Path) -> None:
+@pytest.mark.parametrize("record", [b'{"environment_id": 5}', b'{"environment_id": "\xff"}'])
+async def test_an_invalid_record_is_named_and_left_out_of_lists(tmp_path: Path, record: bytes) -> None:
     with NatsServers(tmp_path) as nats:
         async with open_store(nats.url, "f") as store:
             await save(store, "box")
             context = store._connection.client.jetstream()
-            await context.publish("$KV.f_environments.box", b'{"environment_id": 5}')
+            await context.publish("$KV.f_environments.box", record)
             with pytest.raises(StoreUnavailable, match=r"invalid record .*f_environments, box"):
                 await store.environment("box")
             await until(lambda: store.environments() == {})
