@@ -6,9 +6,9 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from execserver.watching.program.ignore_rules import Rules
+    from execserver.watching.program.ignore_rules import IgnoreRules, Rules
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -101,3 +101,28 @@ class Opener:
                 os.close(fd)
             fd = below
         return fd
+
+
+class Scope:
+    """What is watched.
+
+    Args:
+        root_fd: the open root, or the folder of the root if that is a file.
+        only: the name of a root that is a file; None for a directory.
+        recursive: whether folders below the root are watched.
+        rules: which paths are left out.
+        alive: called for each folder of a walk.
+    """
+
+    def __init__(
+        self, root_fd: int, only: str | None, recursive: bool, rules: IgnoreRules, alive: Callable[[], None]
+    ) -> None:
+        self.opener = Opener(root_fd)
+        self.only = only
+        self.recursive = recursive and only is None
+        self.rules = rules
+        self.alive = alive
+
+    def has(self, folder: Folder, name: str, is_directory: bool) -> bool:
+        """Whether a name in a folder is watched."""
+        return self.only in (None, name) and not self.rules.ignores(folder, name, is_directory)

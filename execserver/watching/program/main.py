@@ -20,6 +20,7 @@ import time
 from execserver import inotify
 from execserver.watching import frames
 from execserver.watching.program.changes import MAX_CHANGES, Batch
+from execserver.watching.program.folders import Scope
 from execserver.watching.program.ignore_rules import IgnoreRules
 from execserver.watching.program.polling import PolledTree, TooManyEntries
 from execserver.watching.program.tree import Tree
@@ -136,24 +137,25 @@ class _Watcher:
     """The one watch of this program."""
 
     def __init__(self, order: frames.Order, output: Output) -> None:
-        root, self._recursive, ignore, excluded, devices, self._max_polled = order
+        root, recursive, ignore, excluded, devices, self._max_polled = order
         self._output = output
         self._foreign = frozenset(devices)
         try:
             # Links of the path itself are followed, as those of a read are.
             real = os.path.realpath(os.fsdecode(root), strict=True)
-            self._only = None
+            only = None
             folder = real
             if not stat.S_ISDIR(os.stat(real).st_mode):
-                folder, _, self._only = real.rpartition("/")
+                folder, _, only = real.rpartition("/")
                 output.is_file = True
             self._real, self._folder = real, folder or "/"
             self._root_fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._identity = _identity(os.fstat(self._root_fd))
         except OSError as error:
             raise _refused(error) from None
-        self._rules = IgnoreRules(ignore, excluded)
-        self._rules.read_above(self._folder)
+        rules = IgnoreRules(ignore, excluded)
+        rules.read_above(self._folder)
+        self._scope = Scope(self._root_fd, only, recursive, rules, output.alive)
 
     def run(self) -> None:
         """Watch.
@@ -184,9 +186,7 @@ class _Watcher:
         self._output.send_changes()
 
     def _follow(self) -> None:
-        tree = Tree(
-            self._root_fd, self._only, self._recursive, self._rules, self._foreign, self._output.alive
-        )
+        tree = Tree(self._scope, self._foreign)
         self._output.may_split = lambda: not tree.unsettled
         tree.start()
         self._ready(b"inotify", tree.batch)
@@ -236,9 +236,7 @@ class _Watcher:
         tree.settle()
 
     def _poll(self) -> None:
-        tree = PolledTree(
-            self._root_fd, self._only, self._recursive, self._rules, self._max_polled, self._output.alive
-        )
+        tree = PolledTree(self._scope, self._max_polled)
         tree.start()
         self._ready(b"polling", tree.batch)
         waiting = select.poll()

@@ -6,12 +6,7 @@ import errno
 import os
 
 from execserver.watching.program.changes import Batch
-from execserver.watching.program.folders import Folder, Opener
-from execserver.watching.program.ignore_rules import IgnoreRules
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from execserver.watching.program.folders import Folder, Scope
 
 _State = tuple[bool, int, int, int, int, int]
 """Whether it is a directory, inode, mode, size, and the times of its content and its metadata."""
@@ -25,30 +20,14 @@ class PolledTree:
     """The tree as it was listed last.
 
     Args:
-        root_fd: the open root, or the folder of the root if that is a file.
-        only: the name of a root that is a file; None for a directory.
-        recursive: whether folders below the root are listed.
-        rules: which paths are left out.
+        scope: what is listed.
         max_entries: entries below the root.
-        alive: called for each folder.
     """
 
-    def __init__(
-        self,
-        root_fd: int,
-        only: str | None,
-        recursive: bool,
-        rules: IgnoreRules,
-        max_entries: int,
-        alive: Callable[[], None],
-    ) -> None:
+    def __init__(self, scope: Scope, max_entries: int) -> None:
         self.batch = Batch()
-        self._opener = Opener(root_fd)
-        self._only = only
-        self._recursive = recursive and only is None
-        self._rules = rules
+        self._scope = scope
         self._max_entries = max_entries
-        self._alive = alive
         self._seen: dict[str, _State] = {}
         self._unread: set[str] = set()
         """Folders that could not be read."""
@@ -90,19 +69,19 @@ class PolledTree:
     def _list(self) -> dict[str, _State]:
         found: dict[str, _State] = {}
         self._unread = set()
-        self._rules.forget_verdicts()  # and with them the folders of before, whose rules count as used
+        self._scope.rules.forget_verdicts()  # and with them the folders of before, whose rules count as used
         todo = [Folder(None, "")]
         try:
             while todo:
-                self._alive()
+                self._scope.alive()
                 self._list_folder(todo.pop(), found, todo)
         finally:
-            self._opener.forget()
+            self._scope.opener.forget()
         return found
 
     def _list_folder(self, folder: Folder, found: dict[str, _State], todo: list[Folder]) -> None:
         try:
-            fd = self._opener.open(folder)
+            fd = self._scope.opener.open(folder)
             try:
                 os.fchdir(fd)
                 with os.scandir(fd) as listed:
@@ -118,15 +97,15 @@ class PolledTree:
                 raise
             self._unread.add(folder.path)
             return
-        self._rules.load(folder, ".", {name for name, _ in entries})
+        self._scope.rules.load(folder, ".", {name for name, _ in entries})
         for name, status in entries:
             is_directory = status.st_mode & 0o170000 == 0o040000
-            if (self._only not in (None, name)) or self._rules.ignores(folder, name, is_directory):
+            if not self._scope.has(folder, name, is_directory):
                 continue
             if len(found) >= self._max_entries:
                 raise TooManyEntries
             found[folder.path_of(name)] = _state(status, is_directory)
-            if is_directory and self._recursive:
+            if is_directory and self._scope.recursive:
                 todo.append(Folder(folder, name))
 
 

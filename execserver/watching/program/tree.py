@@ -21,12 +21,8 @@ import os
 
 from execserver import inotify
 from execserver.watching.program.changes import Batch, Place
-from execserver.watching.program.folders import Folder, Opener
-from execserver.watching.program.ignore_rules import RULE_FILES, IgnoreRules
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from execserver.watching.program.folders import Folder, Scope
+from execserver.watching.program.ignore_rules import RULE_FILES
 
 _MASK = (
     inotify.MODIFY
@@ -62,33 +58,17 @@ class Tree:
     """The watched tree.
 
     Args:
-        root_fd: the open root, or the folder of the root if that is a file.
-        only: the name of a root that is a file; None for a directory.
-        recursive: whether folders below the root are watched.
-        rules: which paths are left out.
+        scope: what is watched.
         foreign: devices of mounts whose changes the kernel does not report; their folders are not entered.
-        alive: called for each folder of a walk.
     """
 
-    def __init__(
-        self,
-        root_fd: int,
-        only: str | None,
-        recursive: bool,
-        rules: IgnoreRules,
-        foreign: frozenset[int],
-        alive: Callable[[], None],
-    ) -> None:
+    def __init__(self, scope: Scope, foreign: frozenset[int]) -> None:
         self.fd = inotify.open_inotify()
         self.batch = Batch()
         self.root_left = False
         """Whether the root was removed, renamed or unmounted."""
-        self._opener = Opener(root_fd)
-        self._only = only
-        self._recursive = recursive and only is None
-        self._rules = rules
+        self._scope = scope
         self._foreign = foreign
-        self._alive = alive
         self._root = Folder(None, "")
         self._folders: dict[int, Folder] = {}
         """The folders by their inotify watches."""
@@ -105,7 +85,7 @@ class Tree:
         Raises:
             OSError: the root cannot be read; ENOSPC: the user has too many watches.
         """
-        fd = self._opener.open(self._root)
+        fd = self._scope.opener.open(self._root)
         os.close(fd)
         self._walk(self._root, report=False)
         if self._root.watch is None:
@@ -132,7 +112,7 @@ class Tree:
             return
         if mask & _ENDS_ROOT:
             self._watch_ended(folder, mask)
-        elif event.name and self._only in (None, event.name):
+        elif event.name and self._scope.only in (None, event.name):
             self._apply_named(folder, event)
 
     def settle(self) -> None:
@@ -174,8 +154,8 @@ class Tree:
     def _apply_named(self, folder: Folder, event: inotify.Event) -> None:
         mask, name = event.mask, event.name
         is_directory = bool(mask & inotify.IS_DIRECTORY)
-        visible = not self._rules.ignores(folder, name, is_directory)
-        if name in RULE_FILES and self._rules.enabled:
+        visible = not self._scope.rules.ignores(folder, name, is_directory)
+        if name in RULE_FILES and self._scope.rules.enabled:
             self._stale_rules[folder] = None
         if mask & inotify.MOVED_FROM:
             self._moved_from(folder, event, is_directory, visible)
@@ -213,12 +193,12 @@ class Tree:
             self._drop(moved.folder)
         else:
             self.batch.settle(moved.place, moved.path, is_directory, path)
-            if is_directory and self._recursive:
+            if is_directory and self._scope.recursive:
                 self._adopt(folder, name, moved.folder)
 
     def _appeared(self, folder: Folder, name: str, is_directory: bool) -> None:
         self.batch.created(folder.path_of(name), is_directory)
-        if is_directory and self._recursive:
+        if is_directory and self._scope.recursive:
             known = folder.folders.get(name)
             if known is None or known.watch is None:
                 self._drop(known)
@@ -250,24 +230,24 @@ class Tree:
         self._drop(parent.folders.pop(name, None))  # a walk may have found it already
         known = folder or Folder(None, name)
         watch = known.watch
-        before = self._rules.of(known)
+        before = self._scope.rules.of(known)
         known.parent, known.name = parent, name
         parent.folders[name] = known
-        self._rules.forget_verdicts()
-        self._opener.forget()
+        self._scope.rules.forget_verdicts()
+        self._scope.opener.forget()
         if watch is None or self._watch_again(known) != watch:
             self._renew(parent, name)
             return
         # A walk under the earlier name may have come to its end too early.
         self._to_walk += [each for each in known.downwards() if each.watch is None]
-        if self._rules.mean_other_paths(before, self._rules.of(known)):
+        if self._scope.rules.mean_other_paths(before, self._scope.rules.of(known)):
             self._walk(known, report=False)
             self.batch.gap(known.path)
 
     def _watch_again(self, folder: Folder) -> int | None:
         """The watch of the folder that is at the path of one now."""
         try:
-            fd = self._opener.open(folder)
+            fd = self._scope.opener.open(folder)
         except OSError:
             return None
         try:
@@ -276,7 +256,7 @@ class Tree:
             return None
         finally:
             os.close(fd)
-            self._opener.forget()
+            self._scope.opener.forget()
 
     # -- walks
 
@@ -290,14 +270,14 @@ class Tree:
         todo = [folder]
         try:
             while todo:
-                self._alive()
+                self._scope.alive()
                 self._enter(todo.pop(), report, todo)
         finally:
-            self._opener.forget()
+            self._scope.opener.forget()
 
     def _enter(self, folder: Folder, report: bool, todo: list[Folder]) -> None:
         try:
-            fd = self._opener.open(folder)
+            fd = self._scope.opener.open(folder)
             try:
                 if folder.parent is not None and os.fstat(fd).st_dev in self._foreign:
                     self.batch.gap(folder.path)
@@ -313,7 +293,7 @@ class Tree:
             if error.errno not in _GONE:
                 self.batch.gap(folder.path)
             return
-        self._rules.load(folder, ".", {name for name, _ in entries})
+        self._scope.rules.load(folder, ".", {name for name, _ in entries})
         self._enter_entries(folder, entries, report, todo)
 
     def _enter_entries(
@@ -321,11 +301,11 @@ class Tree:
     ) -> None:
         found = set()
         for name, is_directory in entries:
-            if (self._only not in (None, name)) or self._rules.ignores(folder, name, is_directory):
+            if not self._scope.has(folder, name, is_directory):
                 continue
             if report:
                 self.batch.created(folder.path_of(name), is_directory)
-            if is_directory and self._recursive:
+            if is_directory and self._scope.recursive:
                 found.add(name)
                 below = folder.folders.get(name)
                 if below is None:
