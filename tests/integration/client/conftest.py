@@ -14,6 +14,7 @@ import pytest
 
 from execclient import Executor, Process, connect
 from tests.conftest import StartServer
+from tests.support.wire import PATIENCE
 
 TRANSPORTS = ("unix", "ws", "stdio")
 
@@ -93,7 +94,8 @@ class Peer:
 
     async def expect(self, method: str) -> dict[str, Any]:
         """The next message, which must be this one."""
-        message = await self.receive()
+        async with asyncio.timeout(PATIENCE):
+            message = await self.receive()
         assert message.get("method") == method, message
         return message
 
@@ -111,10 +113,13 @@ class Peer:
         self.send({"id": request["id"], "result": result})
         return request
 
-    async def refuse(self, method: str, code: int, message: str) -> None:
-        """Wait for a request, and answer it with an error."""
+    async def refuse(self, method: str, code: int, message: str, name: str | None = None) -> None:
+        """Wait for a request, and answer it with an error, which may have a name for programs."""
         request = await self.expect(method)
-        self.send({"id": request["id"], "error": {"code": code, "message": message}})
+        error: dict[str, Any] = {"code": code, "message": message}
+        if name is not None:
+            error["data"] = {"code": name}
+        self.send({"id": request["id"], "error": error})
 
     async def handshake(self) -> dict[str, Any]:
         """Take part in the handshake; the request."""
