@@ -7,6 +7,8 @@ import os
 import time
 from pathlib import Path
 
+_FORKED_ONLY = 0x40  # PF_FORKNOEXEC, include/linux/sched.h
+
 
 def open_files(pid: int) -> list[str]:
     """Where the descriptors of a process lead, but for those that it closes meanwhile.
@@ -50,9 +52,11 @@ def is_server(pid: int, supervisor: int) -> bool:
 
 
 def is_spawned(pid: int) -> bool:
-    """Whether it is a server that is a program of its own.
+    """Whether it is a server that is a program of its own. A child of a server has its command line until it
+    executes another program, and is an orphan below the supervisor if the server is killed before that.
 
     Raises:
         OSError: there is no such process (any more).
     """
-    return b"execserver.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
+    return not flags & _FORKED_ONLY and b"execserver.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()
