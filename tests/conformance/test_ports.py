@@ -218,7 +218,6 @@ peer.close()
 
 
 @pytest.mark.statement("PT13")
-@pytest.mark.timeout(40)
 def test_a_listener_that_does_not_accept_is_an_error_and_leaves_no_process(client: Client) -> None:
     process, port = listen(client, FULL)
     process.wait_output(b"full")
@@ -302,7 +301,6 @@ def test_a_server_for_one_connection_is_reached(client: Client) -> None:
 # -- flow control
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.statement("PT14")
 def test_a_reader_that_stalls_loses_nothing(endpoint: Endpoint) -> None:
     client = endpoint.private().connect(extensions=True)
@@ -322,7 +320,6 @@ def test_a_reader_that_stalls_loses_nothing(endpoint: Endpoint) -> None:
     assert server.wait_closed().exit_code == 0
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.statement("PT14")
 def test_nothing_is_lost_while_no_client_is_connected(endpoint: Endpoint) -> None:
     private = endpoint.private("--retained-output-bytes", str(4 * MIB))
@@ -361,7 +358,6 @@ def wait_for_rest(measure: Callable[[], int]) -> int:
     return value
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.statement("PT14")
 def test_on_a_full_disk_the_listener_waits(on_a_small_disk: Server) -> None:
     with on_a_small_disk.connect() as client:
@@ -396,7 +392,6 @@ def test_a_repeated_request_is_answered_again(endpoint: Endpoint, client: Client
     again.process("s").wait_output(b"still here")
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.statement("PT17")
 def test_streams_of_a_session_are_limited(endpoint: Endpoint) -> None:
     client = endpoint.private().connect()
@@ -428,7 +423,6 @@ def test_a_terminate_cancels_an_open_and_ends_a_stream(client: Client) -> None:
     assert stream.wait_closed().exit_code == 128 + signal.SIGKILL
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.statement("PT16")
 def test_no_byte_is_lost_or_doubled_when_servers_are_killed(endpoint: Endpoint) -> None:
     private = endpoint.private()
@@ -462,7 +456,6 @@ def test_no_byte_is_lost_or_doubled_when_servers_are_killed(endpoint: Endpoint) 
     assert {each["stream"] for each in chunks} <= {"stderr"}
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.statement("PT16", "PT14")
 def test_a_flood_goes_on_where_it_was_when_servers_are_killed(endpoint: Endpoint) -> None:
     private = endpoint.private()

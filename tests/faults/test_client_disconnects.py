@@ -31,7 +31,7 @@ while True:
     time.sleep(0.0005)
 """
 
-pytestmark = [pytest.mark.over("unix", "ws"), pytest.mark.timeout(1800 if LONG else 90)]
+pytestmark = [pytest.mark.over("unix", "ws"), pytest.mark.timeout(1800 if LONG else 120)]
 
 
 class Counting:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.faults.service import Fifo, Serve, Service, Watched, eventually
-from tests.support.wire import Client, encode
+from tests.support.wire import PATIENCE, Client, encode
 
 GONE_SECONDS = 2.0
 
@@ -136,8 +136,9 @@ def test_an_unread_log_does_not_keep_descendants_alive(how: str, serve: Serve, t
         # Nothing tells from outside that a signal was handled.
         time.sleep(0.2)
         service.process.terminate()
-        assert survivors(members) == []
-        assert eventually(lambda: service.process.poll() is not None, within=GONE_SECONDS)
+        # A stop may come while the new server starts, which takes seconds on a busy machine.
+        assert survivors(members, within=PATIENCE) == []
+        assert eventually(lambda: service.process.poll() is not None, within=PATIENCE)
     finally:
         os.close(reading)
         os.close(writing)

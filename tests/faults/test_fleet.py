@@ -77,7 +77,7 @@ def kill_server(executor: Service) -> None:
     os.kill(server_of(executor.pid, PATIENCE), signal.SIGKILL)
 
 
-@pytest.mark.timeout(900 if LONG else 90)
+@pytest.mark.timeout(900 if LONG else 120)
 async def test_counters_survive_kills_of_nats_servers_relays_and_executors(
     folder: Path, report: Report
 ) -> None:

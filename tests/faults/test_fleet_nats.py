@@ -38,7 +38,7 @@ BURST_BYTES = 16 << 20
 
 long_form = pytest.mark.skipif(not LONG, reason="takes 20 s: run by `make faults`")
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")

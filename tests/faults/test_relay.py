@@ -49,7 +49,7 @@ def credit(folder: Path) -> Iterator[Credit]:
     credit.close()
 
 
-@pytest.mark.timeout(1800 if LONG else 60)
+@pytest.mark.timeout(1800 if LONG else 120)
 async def test_a_stream_each_way_survives_cuts_and_restarts_of_the_relay_without_losing_a_byte(
     stage: Stage, credit: Credit, report: Report
 ) -> None:
@@ -93,7 +93,7 @@ async def test_a_stream_each_way_survives_cuts_and_restarts_of_the_relay_without
     )
 
 
-@pytest.mark.timeout(300 if LONG else 60)
+@pytest.mark.timeout(300 if LONG else 120)
 async def test_a_stream_survives_kills_of_the_executors_server_which_keeps_its_key(
     stage: Stage, credit: Credit, report: Report
 ) -> None:
@@ -132,7 +132,7 @@ async def test_another_client_goes_on_in_the_session_of_a_client_that_was_killed
     assert check.position == 8 * counters.BLOCK_BYTES
 
 
-@pytest.mark.timeout(600 if LONG else 60)
+@pytest.mark.timeout(600 if LONG else 120)
 async def test_a_stream_goes_on_after_each_part_of_its_way_stood_still(
     stage: Stage, credit: Credit, report: Report
 ) -> None:

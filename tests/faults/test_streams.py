@@ -77,7 +77,7 @@ class InputStream:
             client.wait_until(lambda: all(map(client.answered, self._sent.values())), 30)
 
 
-@pytest.mark.timeout(1800 if LONG else 60)
+@pytest.mark.timeout(1800 if LONG else 120)
 def test_a_stream_each_way_survives_cuts_and_kills_without_losing_or_doubling_a_byte(
     serve: Serve, folder: Path, report: Report
 ) -> None:

@@ -53,7 +53,7 @@ def _processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.timeout(600 if LONG else 60)
+@pytest.mark.timeout(600 if LONG else 120)
 def test_unread_output_costs_a_ring_and_no_memory(
     serve: Serve, folder: Path, fifo: Callable[[], Fifo], report: Report
 ) -> None:

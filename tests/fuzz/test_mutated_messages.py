@@ -33,7 +33,7 @@ MOST_GROWTH_MIB = 40.0
 message would be 48 MiB in 200,000."""
 
 
-@pytest.mark.timeout(60 + COUNT // 100)
+@pytest.mark.timeout(120 + COUNT // 100)
 @pytest.mark.parametrize("name", KINDS)
 def test_mutated_messages_are_answered_and_leave_nothing(
     name: str, capsys: pytest.CaptureFixture[str]

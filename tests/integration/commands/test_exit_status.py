@@ -14,7 +14,9 @@ from execclient import results
 from execclient.commands import failures, patch, policy
 from execprotocol.command_line import OUTPUT_CLOSED
 from execserver.__main__ import DAEMON_COMMANDS
+from tests.conftest import StartServer
 from tests.integration.commands.conftest import EXECSERVER, CommandLine
+from tests.support.wire import Server
 
 TABLE = Path(__file__).parents[3] / "docs/reference/command-line.md"
 
@@ -126,6 +128,12 @@ def test_the_table_has_every_status_that_the_code_has() -> None:
 
 
 @pytest.fixture
+def server(start_server: StartServer, tmp_path: Path) -> Server:
+    """A daemon that keeps what ended until the last program has asked for it."""
+    return start_server(f"unix://{tmp_path}/s", "--session-ttl", "30", "--process-ttl", "600")
+
+
+@pytest.fixture
 def prepared(execserver: CommandLine) -> dict[str, str]:
     """Files and processes that the command lines name."""
     folder = execserver.folder
@@ -135,7 +143,7 @@ def prepared(execserver: CommandLine) -> dict[str, str]:
     hunk = "*** Update File: none\n@@\n-a\n+b\n"
     (folder / "good.patch").write_text(f"*** Begin Patch\n*** Add File: {folder}/new\n+a\n*** End Patch\n")
     (folder / "bad.patch").write_text(f"*** Begin Patch\n{hunk}*** End Patch\n")
-    (running,) = execserver("run", "-d", "--ttl", "5m", "sleep", "50").stdout.decode().split()
+    (running,) = execserver("run", "-d", "--ttl", "10m", "sleep", "600").stdout.decode().split()
     (ended,) = execserver("run", "-d", "--ttl", "5m", "echo", "x").stdout.decode().split()
     assert execserver("logs", "-f", ended).stdout == b"x\n"
     return {
@@ -175,6 +183,7 @@ def status_of(execserver: CommandLine, arguments: list[str], *, read: bool) -> t
     return done.returncode, done.stderr
 
 
+@pytest.mark.timeout(300)  # a hundred programs: 15 s in CI, two minutes at a load of 15 on two processors
 def test_every_status_of_the_table_is_what_the_command_ends_with(
     execserver: CommandLine, prepared: dict[str, str]
 ) -> None:

@@ -293,7 +293,7 @@ class Runner:
         return set(map(int, which.read_text().split())) if which.exists() else set()
 
 
-@pytest.mark.timeout(60 + COUNT // 50)
+@pytest.mark.timeout(120 + COUNT // 50)
 def test_what_bash_runs_the_policy_has_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runner = Runner(tmp_path)
     ran = skipped = 0
