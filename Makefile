@@ -1,6 +1,9 @@
 # The developer's manual. `make run` and `make test` need nothing but this repository and Python 3.11
 # or later; each sets up for itself.
 
+# Containers often set it. Then each command of a test would compile execclient anew, for a third of its time.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
