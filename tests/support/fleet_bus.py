@@ -29,14 +29,26 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
         await asyncio.sleep(0.01)
 
 
+def reaches(bus: NatsBus, *nodes: str) -> bool:
+    """Whether a bus takes messages to other relays. It does so after their first packets, and not when it has
+    heard from them.
+    """
+    links = bus.links._links
+    return all(node in links and not links[node].is_dropped for node in nodes)
+
+
 @asynccontextmanager
 async def buses(*urls: str) -> AsyncIterator[list[NatsBus]]:
-    """Buses that are ready and know each other, each for some URLs."""
+    """Buses that are ready and reach each other, each for some URLs."""
     made = [new_bus(each) for each in urls]
     try:
         for bus in made:
             await bus.start()
-        await until(lambda: all(bus.ready and len(bus.links.nodes) >= len(made) - 1 for bus in made))
+        await until(
+            lambda: all(
+                bus.ready and reaches(bus, *(each.node for each in made if each is not bus)) for bus in made
+            )
+        )
         yield made
     finally:
         for bus in made:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -304,6 +305,12 @@ def test_files_of_the_kernel_are_copied_on_every_way(execserver: CommandLine, th
 # -- pipes and devices
 
 
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    (caught,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("way", ["unopened", "opened", "target", "stdin"])
 def test_waiting_for_a_pipe_ends_at_once(
@@ -321,7 +328,8 @@ def test_waiting_for_a_pipe_ends_at_once(
     }[way]
     with execserver.start("cp", *arguments) as process:
         if way == "target":
-            time.sleep(1.0)  # it has no other trace
+            until(lambda: catches(process.pid, signal.SIGUSR2))  # the last one that it learns to catch
+            time.sleep(0.5)  # that it tries to open the pipe has no trace
         else:
             until(lambda: len(list(there.iterdir())) == 2)
         process.send_signal(number)

@@ -19,7 +19,7 @@ import pytest
 from execserver.relay.fleet.bus import SETTLE_SECONDS, NatsBus
 from execserver.relay.fleet.links import BEAT_SECONDS, DEAD_SECONDS, WINDOW_BYTES
 from execserver.relay.service.bus import BusMessage
-from tests.support.fleet_bus import Peer, buses, new_bus, resident_bytes, until
+from tests.support.fleet_bus import Peer, buses, new_bus, reaches, resident_bytes, until
 from tests.support.nats_servers import NatsServer, NatsServers
 
 FRAME = bytes(16 << 10)
@@ -139,7 +139,7 @@ async def test_a_relay_that_closes_is_known_to_be_gone_at_once(server: NatsServe
 async def test_the_peers_of_a_relay_that_is_killed_are_gone_in_seconds(server: NatsServer) -> None:
     with remote_bus(server) as (process, address):
         async with buses(server.url) as (bus,):
-            await until(lambda: bus.is_alive(address.partition(".")[0]))
+            await until(lambda: reaches(bus, address.partition(".")[0]))
             one = Peer(bus, "one")
             bus.publish(address, BusMessage("joined", one.address))
             bus.publish(address, BusMessage("frame", one.address, "hello"))
@@ -149,7 +149,8 @@ async def test_the_peers_of_a_relay_that_is_killed_are_gone_in_seconds(server: N
             begun = time.monotonic()
 
             await until(lambda: "gone" in one.kinds())
-            assert time.monotonic() - begun < DEAD_SECONDS + 2 * BEAT_SECONDS
+            # A beat of ours that comes late, because this process did not run, allows the other as much more.
+            assert time.monotonic() - begun < 2 * DEAD_SECONDS
             assert not bus.is_alive(address.partition(".")[0])
             assert bus.links.pairs == 0
 
@@ -158,7 +159,7 @@ async def check_standstill(server: NatsServer, flood: int = 0) -> None:
     """A relay is stopped while another one sends to it, and so many MiB come of others. It goes on later."""
     with remote_bus(server) as (process, address):
         async with buses(server.url) as (bus,):
-            await until(lambda: bus.is_alive(address.partition(".")[0]))
+            await until(lambda: reaches(bus, address.partition(".")[0]))
             one = Peer(bus, "one")
             bus.publish(address, BusMessage("joined", one.address))
             process.send_signal(signal.SIGSTOP)
