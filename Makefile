@@ -1,6 +1,9 @@
 # The developer's manual. `make run` and `make test` need nothing but this repository and Python 3.11
 # or later; each sets up for itself.
 
+# Containers often set it. Then each command of a test would compile execclient anew, for a third of its time.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -88,8 +91,8 @@ PYTEST := $(BIN)/python -m pytest -q --durations=30 --durations-min=1 -m "not ma
 
 # Two pytests over disjoint folders, about as long as each other, for two cores; what is not named in the
 # first runs in the second. A pytest of its own each, since some tests kill or count all that is below theirs.
-FIRST_TESTS := tests/faults tests/sandbox \
-	$(filter-out %/__pycache__ $(addprefix tests/integration/,commands patch relay tools),$(wildcard tests/integration/*))
+FIRST_TESTS := tests/faults tests/sandbox tests/fuzz tests/docs \
+	$(filter-out %/__pycache__ %/conftest.py $(addprefix tests/integration/,commands patch relay),$(wildcard tests/integration/*))
 
 unit: setup bubblewrap terminal-tools runtimes shells network-tools
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-tests second-tests background-tests

@@ -508,6 +508,12 @@ class ReadResult(TypedDict):
     `timeoutMs` or `idleTimeoutMs`, with its session, with the daemon, for lack of memory, or by a limit of
     the system. `unknown` after a crash of the daemon."""
 
+    limit: NotRequired[Annotated[LimitHit, EXTENSION]]
+    """The limit that ended the process. Only if it was one of `limits`."""
+
+    usage: NotRequired[Annotated[ExitUsage, EXTENSION]]
+    """What the process and its descendants used until its end. Only for an exited process with `limits`."""
+
     firstSeq: NotRequired[U64]
     """The number of the oldest retained chunk; present only if output after the cursor was lost."""
 

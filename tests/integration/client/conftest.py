@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from execclient import Executor, Process, connect
+from tests.conformance.endpoint import SharedServers
 from tests.conftest import StartServer
 from tests.support.wire import PATIENCE
 
@@ -20,19 +21,30 @@ TRANSPORTS = ("unix", "ws", "stdio")
 
 ONE_TRANSPORT = frozenset(
     {
-        "test_bad_arguments",
-        "test_expect",
-        "test_file_parts",
-        "test_forward",
-        "test_long_lines",
-        "test_transfer_modes",
-        "test_trees",
+        "test_bad_arguments", "test_control", "test_expect", "test_file_parts", "test_forward",
+        "test_long_lines", "test_run", "test_transfer_modes", "test_trees",
     }
-)
-"""Modules whose subject lies above the connection. Their tests run over a Unix socket alone."""
+)  # fmt: skip
+"""Modules whose subject lies above the connection. Their tests run over a Unix socket alone, but for those
+with `EVERY_TRANSPORT`. All tests of processes, files, transfers, watches and `execclient.sync` run over each
+transport, and so do those of connecting, of sessions and of their end."""
 
 EVERY_TRANSPORT = pytest.mark.parametrize("url", TRANSPORTS, indirect=True)
 """For a test of one of these modules."""
+
+ONE_DAEMON = frozenset(
+    {
+        "test_bad_arguments", "test_control", "test_expect", "test_forward", "test_long_lines",
+        "test_loop_thread", "test_process", "test_run", "test_session_end", "test_sessions", "test_sync",
+        "test_watch",
+    }
+)  # fmt: skip
+"""Modules whose tests share a daemon for each transport: a session is what they need of their own. A test
+that works in the folder of its daemon, as those of the other modules do, has `own_daemon`."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "own_daemon: not one of the module; it works in the test's `tmp_path`")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -46,19 +58,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def url(
     request: pytest.FixtureRequest,
     start_server: StartServer,
+    shared_servers: SharedServers,
     tmp_path: Path,
     environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> str:
-    """A daemon of this test, over each transport in turn; over `stdio:` each connection has its own.
+    """A daemon of this test or its module, over each transport; over `stdio:` each connection has its own.
 
-    Its folder and its environment are the same everywhere.
+    The environment of all is the same, and so is the folder of those of a test.
     """
     if request.param == "stdio":
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.chdir(tmp_path)
         return "stdio:"
+    if request.path.stem in ONE_DAEMON and request.node.get_closest_marker("own_daemon") is None:
+        return shared_servers.get(str(request.param)).url
     return listening(start_server, str(request.param), tmp_path)
 
 

@@ -47,6 +47,7 @@ async def test_output_is_not_dropped_for_a_limit_that_cannot_be(executor: Execut
     assert await executor.processes() == []
 
 
+@pytest.mark.own_daemon
 async def test_an_empty_path_is_not_the_working_directory(executor: Executor, tmp_path: Path) -> None:
     """As an empty variable gives it; to remove that recursively would be a bad day."""
     kept = tmp_path / "kept"

@@ -25,6 +25,7 @@ from execclient import (
     connect,
 )
 from tests.conftest import StartServer
+from tests.integration.client.conftest import EVERY_TRANSPORT
 from tests.support.wire import alive, wait_gone
 
 PATIENCE = 10.0
@@ -56,6 +57,7 @@ async def test_names_are_short_and_each_is_another(executor: Executor) -> None:
     assert (await executor.start(["true"], id="my own")).id == "my own"
 
 
+@EVERY_TRANSPORT
 async def test_end_of_file_comes_behind_what_was_written(executor: Executor) -> None:
     process = await executor.start(["cat"], stdin=True)
     await process.write("one")
@@ -92,6 +94,7 @@ async def test_signals_have_names_and_numbers(executor: Executor, sig: str | int
     assert not await process.signal("HUP")
 
 
+@EVERY_TRANSPORT
 async def test_a_real_time_signal_is_sent(executor: Executor) -> None:
     process = await executor.start(["bash", "-c", TRAPS])
     await until(process, b"ready\n")
@@ -145,6 +148,7 @@ async def test_without_the_extension_an_interrupt_is_all_there_is(executor: Exec
     assert await process.wait() == 7
 
 
+@EVERY_TRANSPORT
 async def test_a_terminal_is_resized_and_the_process_is_told(executor: Executor) -> None:
     script = "trap 'stty size' WINCH; stty size; while :; do sleep 0.02; done"
     process = await executor.start(["sh", "-c", script], tty=True, size=(10, 20))
@@ -214,6 +218,7 @@ async def test_a_start_that_is_repeated_attaches_to_the_first(executor: Executor
         await executor.start(["cat"], id="once", stdin=True)
 
 
+@EVERY_TRANSPORT
 async def test_an_own_process_is_attached_to_at_any_number(executor: Executor) -> None:
     process = await executor.start(["sh", "-c", "echo one; read x; echo two; read x; echo three"], stdin=True)
     await until(process, b"one\n")
@@ -237,6 +242,7 @@ async def test_what_is_not_there_cannot_be_attached_to(executor: Executor) -> No
         await executor.attach("nothing")
 
 
+@EVERY_TRANSPORT
 async def test_processes_are_listed_with_what_is_asked_for(executor: Executor) -> None:
     process = await executor.start(["sh", "-c", "echo x; exec sleep 60"], tty=True, size=(30, 90), cwd="/")
     await until(process, b"x\r\n")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from execclient import CommandFailed, Executor, SystemFailure, Unsupported
+from tests.integration.client.conftest import EVERY_TRANSPORT
 from tests.support.wire import alive, wait_gone
 
 PATIENCE = 10.0
@@ -27,6 +28,7 @@ def fifo(tmp_path: Path) -> Path:
     return tmp_path / "fifo"
 
 
+@EVERY_TRANSPORT
 async def test_a_command_runs_to_its_end(executor: Executor) -> None:
     result = await executor.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
 
@@ -39,10 +41,12 @@ async def test_standard_input_is_empty(executor: Executor) -> None:
     assert (await executor.run(["cat"])).stdout == b""
 
 
+@EVERY_TRANSPORT
 async def test_death_by_a_signal_is_128_and_its_number(executor: Executor) -> None:
     assert (await executor.run(["sh", "-c", "kill -9 $$"])).exit_code == 137
 
 
+@EVERY_TRANSPORT
 async def test_large_output_is_complete(executor: Executor) -> None:
     result = await executor.run(["sh", "-c", "yes 0123456789abcde | head -c 20000000"])
 
@@ -55,6 +59,7 @@ async def test_what_is_no_text_is_still_bytes(executor: Executor) -> None:
     assert (result.stdout, result.text) == (b"\xff\0x", "\ufffd\0x")
 
 
+@pytest.mark.own_daemon
 async def test_a_command_has_the_folder_and_the_variables_that_it_is_given(
     executor: Executor, tmp_path: Path
 ) -> None:
@@ -70,12 +75,14 @@ async def test_a_command_has_the_folder_and_the_variables_that_it_is_given(
     assert bare.text == "ONLY=this\n"
 
 
+@EVERY_TRANSPORT
 async def test_a_terminal_is_all_standard_output(executor: Executor) -> None:
     result = await executor.run(["sh", "-c", "tty >/dev/null && stty size; echo err >&2"], tty=True)
 
     assert (result.text, result.stderr) == ("24 80\r\nerr\r\n", b"")
 
 
+@EVERY_TRANSPORT
 async def test_what_cannot_be_started_is_a_system_failure(executor: Executor, tmp_path: Path) -> None:
     with pytest.raises(SystemFailure, match="No such file or directory"):
         await executor.run(["/nonexistent/program"])
@@ -148,6 +155,7 @@ async def test_a_command_beyond_its_time_is_killed_with_all_that_came_of_it(exec
         assert await asyncio.to_thread(wait_gone, pid, PATIENCE), pid
 
 
+@EVERY_TRANSPORT
 async def test_cancelling_a_run_kills_the_command(executor: Executor, fifo: Path) -> None:
     script = f"echo $$ > {fifo}; exec sleep 60"
     task = asyncio.create_task(executor.run(["sh", "-c", script]))
@@ -161,12 +169,14 @@ async def test_cancelling_a_run_kills_the_command(executor: Executor, fifo: Path
     assert await asyncio.to_thread(wait_gone, pid, PATIENCE)
 
 
+@EVERY_TRANSPORT
 async def test_many_commands_run_at_once(executor: Executor) -> None:
     results = await asyncio.gather(*(executor.run(["echo", str(n)]) for n in range(50)))
 
     assert [result.text for result in results] == [f"{n}\n" for n in range(50)]
 
 
+@EVERY_TRANSPORT
 async def test_input_reaches_the_command_and_ends(executor: Executor) -> None:
     data = os.urandom(3_000_000)
 
@@ -188,6 +198,7 @@ async def test_input_for_a_terminal_is_typed_and_ends(executor: Executor, typed:
     assert result.text.endswith(shown + "end\r\n")
 
 
+@EVERY_TRANSPORT
 async def test_all_byte_values_come_back(executor: Executor) -> None:
     every = bytes(range(256))
     script = "import os, sys; data = bytes(range(256)); os.write(1, data); os.write(2, data[::-1])"
@@ -209,6 +220,7 @@ for n in (1, 2, 3):
 """
 
 
+@EVERY_TRANSPORT
 async def test_both_streams_are_aggregated_in_their_order(executor: Executor) -> None:
     result = await executor.run([sys.executable, "-c", TURNS])
 
@@ -234,6 +246,7 @@ async def test_a_command_that_fails_raises_when_it_is_checked(executor: Executor
         await executor.run(["sleep", "60"], timeout=0.2, check=True)
 
 
+@EVERY_TRANSPORT
 async def test_a_time_limit_keeps_the_output_and_says_its_cause(executor: Executor) -> None:
     for limit in ENOUGH_SECONDS:
         result = await executor.run(["sh", "-c", "echo before; exec sleep 60"], timeout=limit)

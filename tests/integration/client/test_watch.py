@@ -62,6 +62,7 @@ async def test_changes_are_reported_from_the_block_on(executor: Executor, root: 
         assert not folder.gap
 
 
+@pytest.mark.own_daemon
 async def test_a_relative_path_begins_in_the_daemons_folder(executor: Executor, root: Path) -> None:
     async with executor.watch("root") as watch:
         (root / "a").touch()

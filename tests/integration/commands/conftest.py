@@ -16,8 +16,12 @@ import psutil
 import pytest
 
 from execclient import ProcessInfo, connect
+from tests.conformance.endpoint import SharedServers
 from tests.conftest import StartServer
 from tests.support.wire import Server
+
+ONE_DAEMON = frozenset({"test_help_and_completion", "test_loaded_modules"})
+"""Modules whose tests share a daemon: neither its folder nor its processes matter to them."""
 
 EXECSERVER = [sys.executable, "-m", "execserver"]
 
@@ -72,8 +76,12 @@ class CommandLine:
 
 
 @pytest.fixture
-def server(start_server: StartServer, tmp_path: Path) -> Server:
-    """A daemon of this test."""
+def server(
+    request: pytest.FixtureRequest, start_server: StartServer, shared_servers: SharedServers, tmp_path: Path
+) -> Server:
+    """A daemon of this test, or of its module."""
+    if request.path.stem in ONE_DAEMON:
+        return shared_servers.get("unix")
     return start_server(f"unix://{tmp_path}/s", "--session-ttl", "30")
 
 

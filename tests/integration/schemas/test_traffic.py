@@ -193,6 +193,11 @@ def use_processes(witness: Witness) -> None:
     witness.call("process/start", processId="confined", argv=argv, tty=False, sandbox=READ_ONLY, **common)
     confined.wait_closed()
     assert witness.call("process/read", processId="confined")["sandboxDenied"]
+    client.process("limited")
+    argv = ["/bin/sleep", "300"]
+    witness.call("process/start", processId="limited", argv=argv, tty=False, limits={"wallMs": 10}, **common)
+    client.process("limited").wait_closed()
+    assert witness.call("process/read", processId="limited")["exited"]
     assert witness.refused("process/read", processId="nobody") == -32600
     assert witness.refused("process/start", processId="x", argv=["/nowhere"], tty=False, **common) == -32603
 
