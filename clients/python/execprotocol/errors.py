@@ -27,13 +27,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import ClassVar
 
-NAMES_OF_EXTENSIONS = frozenset(
+NAMED_IN_BOTH_DIALECTS = frozenset(
     {
         *("pattern_refused", "glob_refused", "unknown_cursor", "search_differs", "search_ended"),
         *("search_unavailable", "search_failed", "unknown_watch"),
     }
 )
-"""Names of errors that only extensions have: on a connection with extensions the Codex dialect has them, too
+"""Names of errors that clients tell apart: on a connection with extensions the Codex dialect has them, too
 (X15)."""
 
 PARSE_ERROR_ID = -1
@@ -62,7 +62,7 @@ class RpcError(Exception):
     @property
     def has_data(self) -> bool:
         """Whether `data` is in the Codex dialect too, on a connection with extensions (X15)."""
-        return bool(self.details) or self.name in NAMES_OF_EXTENSIONS
+        return bool(self.details) or self.name in NAMED_IN_BOTH_DIALECTS
 
     def data(self) -> dict[str, str]:
         """The `data` member of an error reply in the JSON-RPC 2.0 dialect."""

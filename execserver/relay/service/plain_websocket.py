@@ -41,7 +41,7 @@ from execserver.relay.service.registry import (
 )
 from execserver.relay.service.registry_http import DRAINING, bearer_of
 from execserver.relay.service.rendezvous import Rendezvous
-from execserver.relay.service.sockets import HIGH_BYTES, WebSocketPeer, new_socket
+from execserver.relay.service.sockets import WebSocketPeer, new_socket
 from execserver.relay.service.tokens import Tokens
 from execserver.telemetry.logs import Logger
 from execserver.transports.websocket import CONTINUED, FIRST_TEXT, LAST, header
@@ -211,9 +211,7 @@ class PlainWebSocketPeer(WebSocketPeer):
         """Queue whole WebSocket frames. A no-op if the socket is ending."""
         if self._ending is None and not self._transport.is_closing():
             self._transport.write(data)
-            self._written += len(data)
-            if self._room_watch is None and self._transport.get_write_buffer_size() > HIGH_BYTES:
-                self._room_watch = self._loop.create_task(self._watch_for_room())
+            self._wrote(len(data))
 
     async def _read(self, received: Callable[[bytes], None], dropped: Callable[[], None]) -> str:
         while self._ending is None:

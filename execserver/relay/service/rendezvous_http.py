@@ -179,7 +179,7 @@ class RendezvousHttp:
 
 
 async def _admitted(admission: Awaitable[_Admitted]) -> _Admitted:
-    """The result of admission a ticket, or the refusal of the upgrade."""
+    """What the registry says of a ticket or a socket, or the refusal of the upgrade."""
     try:
         return await admission
     except TicketRefused as error:

@@ -130,6 +130,8 @@ class WebSocketPeer:
         if held:
             self._transport.write(held)
             self._wrote(len(held))
+            if len(held) > HIGH_BYTES:
+                self._expect_room()  # the queue was full, however much of it the system has taken by now
         self._ping_timer = self._loop.call_later(self._ping_seconds, self._ping)
 
     def send(self, frame: bytes) -> None:
@@ -232,7 +234,11 @@ class WebSocketPeer:
 
     def _wrote(self, size: int) -> None:
         self._written += size
-        if self._room_watch is None and self._transport.get_write_buffer_size() > HIGH_BYTES:
+        if self._transport.get_write_buffer_size() > HIGH_BYTES:
+            self._expect_room()
+
+    def _expect_room(self) -> None:
+        if self._room_watch is None:
             self._room_watch = self._loop.create_task(self._watch_for_room())
 
     def _end_reason(self, last: object) -> str:

@@ -117,6 +117,15 @@ async def test_frames_that_are_sent_before_the_upgrade_come_after_it_and_first()
         assert await client.receive_bytes() == b"next"
 
 
+async def test_a_queue_that_was_full_before_the_upgrade_has_room_after_it() -> None:
+    frame = bytes(HIGH_BYTES)
+    async with connected(frames_before=[frame, frame]) as (served, client):
+        assert [await client.receive_bytes() for _ in range(2)] == [frame, frame]
+
+        async with asyncio.timeout(10):
+            await served.has_room.wait()
+
+
 async def test_a_message_may_be_as_long_as_the_limit_and_no_longer() -> None:
     async with connected(max_bytes=1000) as (served, client):
         await client.send_bytes(b"x" * 1000)
