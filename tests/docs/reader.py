@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from tests.docs.conversation import Conversation, check_message, same, values_of
 from tests.docs.pages import PICTURES, ROOT, SHOWN, Block
 from tests.docs.terminal import Terminal
 from tests.sandbox_user import remove_tree
+from tests.support.servers import free_ports
 
 SECONDS = 30.0
 """For one command; pages have a limit of their own."""
@@ -247,7 +247,7 @@ def _reading(
     seconds: float,
     words: dict[str, str],
 ) -> Iterator[Reader]:
-    words |= dict(zip(THEIR_PORTS, _free_ports(len(THEIR_PORTS)), strict=True))
+    words |= dict(zip(THEIR_PORTS, map(str, free_ports(len(THEIR_PORTS))), strict=True))
     try:
         with Terminal(folder, environment, logs) as terminal:
             one = Reader(home, dict(environment), terminal, seconds, words)
@@ -260,21 +260,6 @@ def _reading(
     finally:
         for process in _processes_of(home):
             process.kill()
-
-
-def _free_ports(count: int) -> list[str]:
-    """Free ports, below those that the kernel assigns for port 0."""
-    found: list[str] = []
-    for port in range(21_000 + os.getpid() % 5_000, 32_000):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            found.append(str(port))
-            if len(found) == count:
-                return found
-    raise AssertionError("no free ports")
 
 
 def _processes_of(home: Path) -> list[psutil.Process]:

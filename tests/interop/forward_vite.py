@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ from tests.conftest import StartServer
 from tests.docs.browser import SECONDS, browser
 from tests.integration.relay.test_client_over_relay import Place, new_tokens
 from tests.support.relay_service import RelayService
+from tests.support.servers import free_ports
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -85,17 +85,12 @@ def served(executor: Executor, project: Path, **options: Any) -> Iterator[int]:
     """vite, at a port of the executor."""
     node = shutil.which("node")
     assert node
-    port = free_port()
+    port = free_ports(1)[0]
     flags = ["--host", "127.0.0.1", "--port", str(port), "--strictPort", "--clearScreen", "false"]
     argv = [node, str(MODULES / "vite" / "bin" / "vite.js"), *flags]
     with executor.start(argv, cwd=project, **options) as vite:
         wait_listening(executor, vite.id, port)
         yield port
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def wait_listening(executor: Executor, process_id: str, port: int) -> None:

@@ -23,7 +23,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -37,6 +36,7 @@ from typing import Any, NamedTuple, Self
 import nkeys
 
 from tests.support.relay_service import wait_until
+from tests.support.servers import free_ports
 from tests.support.wire import PATIENCE
 
 
@@ -63,7 +63,7 @@ class NatsServer:
         self.name = name
         self.folder = folder
         self.store = store
-        self.port, self.route_port, self.monitor_port = _free_ports(3)
+        self.port, self.route_port, self.monitor_port = free_ports(3)
         self.url = f"nats://{host}:{self.port}"
         self.configuration = ""
         """The text of its configuration file, which `start` writes."""
@@ -329,11 +329,3 @@ def _jwt(issuer: Any, subject: Any, claims: dict[str, Any]) -> str:
 
 def _url64(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).decode().rstrip("=")
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

@@ -24,6 +24,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -36,9 +37,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
-from urllib.parse import urlsplit
 
 from execserver.relay.service.control_socket import ask_relay
+from tests.support.servers import free_ports
 from tests.support.wire import PATIENCE
 
 PROGRAM = (sys.executable, "-m", "execserver", "relay")
@@ -70,7 +71,7 @@ class RelayService:
     Args:
         state: its state folder; made when missing.
         flags: more flags of `relay serve`.
-        listen: where; port 0 takes a free one, which later starts keep.
+        listen: where; port 0 is a free one, the same at each start.
         start: whether to start at once.
         env: variables besides those of this process.
         nats: the flags of a fleet, for `serve` and for `token`.
@@ -94,7 +95,7 @@ class RelayService:
         self.flags = flags
         self.url = ""
         """The base URL, as the relay printed it."""
-        self._listen = listen
+        self._listen = re.sub(r":0(?=/|$)", lambda _: f":{free_ports(1)[0]}", listen)
         self._env = dict(env or {})
         self._process: subprocess.Popen[str] | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this object
@@ -148,15 +149,6 @@ class RelayService:
         if not self.url:
             status = self._reap()
             raise RuntimeError(f"the relay ended with {status}: {self.log[-2000:]}")
-        # A public URL may be printed; the port of the listener is what a restart must have again.
-        if (
-            self._listen.partition("://")[2].partition("/")[0].endswith(":0")
-            and "--public-url" not in self.flags
-        ):
-            parts = urlsplit(self._listen)
-            port = urlsplit(self.url).port
-            self._listen = parts._replace(netloc=f"{parts.netloc.removesuffix(':0')}:{port}").geturl()
-
         if self.nats and self._ready:
             self.wait_ready()
 

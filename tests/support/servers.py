@@ -1,13 +1,27 @@
-"""The processes of a daemon, and the files that they have open."""
+"""The processes of a daemon, the files that they have open, and ports for servers."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
+import socket
 import time
 from pathlib import Path
 
 _FORKED_ONLY = 0x40  # PF_FORKNOEXEC, include/linux/sched.h
+
+
+def free_ports(count: int) -> list[int]:
+    """Free TCP ports for servers that bind them later, or again: below those that the kernel assigns."""
+    found: list[int] = []
+    for port in random.sample(range(20_000, 32_000), 1000):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("no free ports")
 
 
 def open_files(pid: int) -> list[str]:

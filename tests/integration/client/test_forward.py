@@ -27,6 +27,7 @@ from execclient import (
 )
 from execclient.sync import connect as connect_blocking
 from tests.support import listener as program
+from tests.support.servers import free_ports
 from tests.support.wire import PATIENCE
 
 PROGRAM = [sys.executable, str(Path(program.__file__))]
@@ -233,7 +234,7 @@ async def test_a_reset_is_forwarded_in_both_directions(forwarded: Forward) -> No
 
 async def test_connections_are_reset_while_no_process_listens(executor: Executor) -> None:
     errors: list[ExecServerError] = []
-    free = free_port()
+    free = free_ports(1)[0]
     async with executor.forward(free, local_port=0, on_error=errors.append) as forwarded:
         with pytest.raises(ConnectionResetError):
             await ask(forwarded, "echo")
@@ -243,11 +244,6 @@ async def test_connections_are_reset_while_no_process_listens(executor: Executor
     [error] = errors
     assert isinstance(error, Refused)
     assert str(free) in error.message
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 async def test_a_port_in_the_network_of_a_sandbox_is_reached(executor: Executor) -> None:
@@ -305,7 +301,7 @@ async def test_the_local_port_has_the_same_number_if_that_is_free(
     executor: Executor, served: tuple[Process, int]
 ) -> None:
     _, port = served
-    same = free_port()
+    same = free_ports(1)[0]
     async with executor.forward(same) as free, executor.forward(port) as taken:
         assert free.port == same
         assert taken.port not in (0, port)  # the program of the same machine has it

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from execclient import (
 from execclient.connection import websocket
 from tests.conftest import StartServer
 from tests.integration.http.certificates import make_authority, server_context
+from tests.support.servers import free_ports
 
 INITIALIZED = '{"id":1,"result":{"sessionId":"s1"}}'
 
@@ -294,6 +294,4 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 @pytest.fixture
 def unused_port() -> int:
     """A port of this machine on which no server listens."""
-    with socket.socket() as asking:
-        asking.bind(("127.0.0.1", 0))
-        return int(asking.getsockname()[1])
+    return free_ports(1)[0]

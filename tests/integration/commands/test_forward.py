@@ -22,6 +22,7 @@ from tests.integration.commands.test_help_and_completion import complete
 from tests.integration.relay.test_client_over_relay import Place, new_tokens
 from tests.support import listener as program
 from tests.support.relay_service import RelayService
+from tests.support.servers import free_ports
 from tests.support.wire import PATIENCE
 
 PROGRAM = [sys.executable, str(Path(program.__file__))]
@@ -69,11 +70,6 @@ def echoed(url: str, data: bytes = b"hello") -> bytes:
         return connection.makefile("rb").read()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def test_ports_are_listed_with_the_processes_that_listen(execserver: CommandLine) -> None:
     inside, inner = listening(execserver, 4321, **INSIDE)
     outside, outer = listening(execserver)
@@ -112,7 +108,7 @@ def test_a_port_is_forwarded_until_a_signal(execserver: CommandLine) -> None:
 
 def test_the_local_port_may_be_chosen(execserver: CommandLine) -> None:
     _, port = listening(execserver)
-    free = free_port()
+    free = free_ports(1)[0]
 
     with forwarding(execserver, f"{port}:{free}") as process:
         assert read_url(process) == f"http://127.0.0.1:{free}/"
@@ -122,7 +118,7 @@ def test_the_local_port_may_be_chosen(execserver: CommandLine) -> None:
 
 
 def test_it_says_when_a_process_begins_to_listen_and_when_none_does_any_more(execserver: CommandLine) -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     with forwarding(execserver, f"{port}:0") as process:
         assert message(process) == f"execserver: no process listens on port {port} yet"
         first, _ = listening(execserver, port)

@@ -19,6 +19,7 @@ from execclient import ConnectionFailed, UnsupportedUrl, connect
 from tests.integration.http.certificates import make_authority, server_context
 from tests.support.connect_proxy import ConnectProxy
 from tests.support.relay_service import RelayService, wait_until
+from tests.support.servers import free_ports
 from tests.support.wire import PATIENCE, server_command
 
 SECRET = "pass%20word"
@@ -65,8 +66,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
     folder = tmp_path_factory.mktemp("outside")
     authority = make_authority(folder)
     server_context(folder, "relay.test")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     url = f"https://relay.test:{port}"
     flags = ("--tls-cert", str(folder / "certificate.pem"), "--tls-key", str(folder / "key.pem"))
     with RelayService(

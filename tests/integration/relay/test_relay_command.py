@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from execprotocol.relay import frames
 from execprotocol.relay.keys import KeyPair
 from tests.support.relay_peers import RawClient, RawExecutor, ask, registration
 from tests.support.relay_service import RelayService, command
-from tests.support.servers import open_files
+from tests.support.servers import free_ports, open_files
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +185,7 @@ def test_the_base_url_is_printed_with_its_path(relay: RelayService) -> None:
 
 @pytest.mark.statement("R9")
 def test_the_public_url_is_what_is_printed_and_handed_out(tmp_path: Path) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     public = "https://relay.example/base"
     with RelayService(
         tmp_path / "state", "--public-url", f"{public}/", listen=f"http://127.0.0.1:{port}"
