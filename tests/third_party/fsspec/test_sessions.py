@@ -69,7 +69,7 @@ def test_a_closed_file_system_connects_anew(url: str) -> None:
         assert fs.isdir("/")
         fs.close()
     fs.close()
-    wait_until(lambda: sockets() == before)
+    wait_until(lambda: sockets() <= before)  # the sessions of an earlier test may end meanwhile
 
 
 def test_a_collected_file_system_ends_its_session(url: str) -> None:
@@ -78,7 +78,7 @@ def test_a_collected_file_system_ends_its_session(url: str) -> None:
     assert fs.isdir("/")
     del fs
     gc.collect()
-    wait_until(lambda: sockets() == before)
+    wait_until(lambda: sockets() <= before)  # the sessions of an earlier test may end meanwhile
 
 
 def test_a_program_ends_without_a_word(url: str, folder: Path) -> None:
