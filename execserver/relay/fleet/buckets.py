@@ -24,8 +24,8 @@ from execserver.relay.fleet.connection import NatsConnection, end_task
 from execserver.relay.service.store import Outdated, StoreUnavailable
 from execserver.telemetry.logs import Logger
 
-ATTEMPT_SECONDS = 2.0
-"""How long one request to a server may take."""
+ATTEMPT_SECONDS = 1.0
+"""How long one request to a server may take. After an election, requests wait for the end of an attempt."""
 
 ELECTION_SECONDS = 10.0
 """How long a request is repeated while no server answers: after the loss of a leader, the servers of a bucket
