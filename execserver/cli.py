@@ -1,4 +1,4 @@
-"""The command line of the daemon: `serve`, `config`, `doctor`, `uninstall` and `drain`.
+"""The command line of the daemon: `serve`, `config`, `doctor`, `uninstall`, `drain` and `audit`.
 
 `serve` gets here for `--help`, without a supervisor, and as the server that the supervisor has started with
 the same arguments. Exit codes: 2 for an invalid command line, 1 for values that cannot be used, alone or
@@ -55,6 +55,12 @@ the variables that the daemon had. Exit status 0 if it drains, 1 if sessions are
 daemon runs."""
 
 
+_AUDIT_DESCRIPTION = """\
+Check an audit file that a daemon has written (setting audit_file), with the earlier files beside it: each
+line must be as it was written, and follow the one before. Prints the numbers of the acts and the hash of the
+last one. Exit status 0 if all is well, 1 with the first line at fault if not."""
+
+
 def main(argv: list[str]) -> int:
     """Run a command; return its exit code.
 
@@ -75,6 +81,8 @@ def main(argv: list[str]) -> int:
         from execserver.drain_command import run
 
         return run(options.url, os.environ, wait=options.wait, cancel=options.cancel)
+    if options.command == "audit":
+        return _audit_verify(options.file)
     parser.print_help()
     return 2
 
@@ -93,6 +101,22 @@ def serve(argv: Sequence[str]) -> int:
     if effective is None:
         return 1
     return server.run(effective.settings, effective.file) if serves else _read_credentials(effective)
+
+
+def _audit_verify(path: str) -> int:
+    from execserver.audit.chain import AuditFault, verify
+
+    try:
+        verified = verify(path)
+    except AuditFault as fault:
+        _complain(str(fault))
+        return 1
+    except OSError as error:
+        _complain(f"{path}: {error.strerror}")
+        return 1
+    last = verified.last
+    print(f"acts {verified.first} to {last.n}, hash {last.hash}" if last.n else "no acts")  # noqa: T201
+    return 0
 
 
 def _config_show(options: argparse.Namespace) -> int:
@@ -355,6 +379,11 @@ def parser_of(command: list[str]) -> Parser:
     _add_drain(
         commands.add_parser("drain", help="let a daemon open no new sessions", description=_DRAIN_DESCRIPTION)
     )
+    audit = commands.add_parser("audit", help="check what a daemon has written down")
+    verify = audit.add_subparsers(dest="action", metavar="ACTION", required=True).add_parser(
+        "verify", help="check that no line was changed or removed", description=_AUDIT_DESCRIPTION
+    )
+    verify.add_argument("file", metavar="FILE", help="the newest file")
     if command == ["serve"]:
         _add_flags(serve)
     elif command == ["config"]:

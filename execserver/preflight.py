@@ -22,6 +22,7 @@ from execserver.supervisor.server_channel import Hello
 from execserver.transports.authentication import ConfigurationError
 
 if TYPE_CHECKING:
+    from execserver.audit.trail import AuditTrail
     from execserver.relay.executor.identity import Identity
 
 
@@ -89,6 +90,23 @@ def remote_identity(config: Settings, hello: Hello, host: Host) -> Identity | No
     return identity_from(options, Path(host.cwd), host.environment, passed.memory)
 
 
+def open_trail(config: Settings, host: Host) -> AuditTrail | None:
+    """Open the audit file, if there is one.
+
+    Raises:
+        ConfigurationError: it cannot be used.
+    """
+    if config.audit_file is None:
+        return None
+    from execserver.audit.trail import AuditError, AuditTrail  # for few daemons
+
+    path = os.path.join(host.cwd, config.audit_file)
+    try:
+        return AuditTrail(path, config.audit_max_bytes, stop=config.audit_failure == "stop")
+    except AuditError as error:
+        raise ConfigurationError(str(error)) from None
+
+
 def daemon_paths(config: Settings, hello: Hello, host: Host, config_file: str | None) -> DaemonPaths:
     """Folders, files and sockets of the daemon that no sandbox shows.
 
@@ -107,6 +125,11 @@ def daemon_paths(config: Settings, hello: Hello, host: Host, config_file: str | 
         config.remote_allowed_clients,
     )
     files = [os.path.join(host.cwd, name) for name in named if name is not None]
+    if config.audit_file is not None:
+        from execserver.audit.chain import STATE_SUFFIX, earlier_files  # for few daemons
+
+        audit_file = os.path.join(host.cwd, config.audit_file)
+        files += [audit_file, audit_file + STATE_SUFFIX, *earlier_files(audit_file)]
     files += [path for path in usual_places(os.environ) if path not in files]
     for listener in hello.listeners:
         if listener.kind == "unix" and listener.socket is not None:

@@ -470,6 +470,34 @@ class Settings(_ConnectionSettings, frozen=True, kw_only=True):
             unset="$RUNTIME_DIRECTORY, else $XDG_STATE_HOME/execserver, else ~/.local/state/execserver",
         ),
     ] = None
+    audit_file: Annotated[
+        Path | None,
+        _option(
+            "the file that each act of a client is written to, a line of JSON with the hash of the line "
+            "before (`execserver audit verify`); created if missing (mode 0600), for one daemon",
+            group=GENERAL,
+            metavar="FILE",
+            unset="acts are not written down",
+        ),
+    ] = None
+    audit_max_bytes: Annotated[
+        int,
+        _option(
+            "the size at which the audit file gets a number at the end of its name, and a new one is begun",
+            group=GENERAL,
+            metavar="N",
+            unit="bytes",
+            ge=1,
+        ),
+    ] = 64 << 20
+    audit_failure: Annotated[
+        Literal["stop", "warn"],
+        _option(
+            "while the audit file cannot be written, as on a full disk: stop (refuse acts) or warn (log it, "
+            "and count the missing lines in the next one)",
+            group=GENERAL,
+        ),
+    ] = "stop"
     require_sandbox: Annotated[
         bool,
         _option(

@@ -1,0 +1,1 @@
+"""The audit file: what clients had the daemon do, one line for each act, chained by hashes."""
