@@ -18,7 +18,8 @@ LISTEN_SECONDS = 15.0
 STOP_SECONDS = 10.0
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback address on which no program listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -37,7 +38,7 @@ class ServerUnderTest:
 
     def __init__(self, command: str, transport: Transport, scratch: Path, log: Path | None = None) -> None:
         self.transport = transport
-        self._port = _free_port() if transport == "ws" else 0
+        self._port = free_port() if transport == "ws" else 0
         self._path = scratch / "server.sock"
         self._path.unlink(missing_ok=True)
         listen = {

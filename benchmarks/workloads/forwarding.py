@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.server import ServerUnderTest
+from benchmarks.server import ServerUnderTest, free_port
 from benchmarks.wire import Connection, connect_socket
 from benchmarks.workloads.model import MIB, Measured, Row, Sizes, Workload, fresh_id, percentile, start
 from tests.support.ssh_server import missing_programs, ssh_server
@@ -112,19 +112,12 @@ def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
             process.terminate()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _ssh(server: ServerUnderTest, connection: Connection, sizes: Sizes) -> Measured:
     if missing_programs():
         return {}  # the rows stand alone
     with ssh_server() as machine, _running(_command(sizes)) as listener:
         assert listener.stdout is not None
-        port, local = int(listener.stdout.readline()), _free_port()
+        port, local = int(listener.stdout.readline()), free_port()
         *ssh, host = machine.ssh()
         forward = f"127.0.0.1:{local}:127.0.0.1:{port}"
         with _running([*ssh, "-N", "-L", forward, "-o", "ExitOnForwardFailure=yes", host]):
@@ -134,7 +127,7 @@ def _ssh(server: ServerUnderTest, connection: Connection, sizes: Sizes) -> Measu
 def _execserver(server: ServerUnderTest, connection: Connection, sizes: Sizes) -> Measured:
     process = fresh_id()
     connection.send(connection.frame(start(process, _command(sizes))))
-    port, local = _announced(connection), _free_port()
+    port, local = _announced(connection), free_port()
     program = str(Path(sys.executable).parent / "execserver")
     with _running([program, "forward", f"{port}:{local}", "--url", server.url]):
         return _measured(local, sizes)
