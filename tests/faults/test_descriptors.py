@@ -35,12 +35,15 @@ def fill() -> Iterator[Callable[[Service], Callable[[], None]]]:
 
         def fill_table(service: Service) -> Callable[[], None]:
             mine = everything.enter_context(contextlib.ExitStack())
+            # What it opens for good a moment after its start would take the last ones, and a low one that it
+            # has for a moment stay free instead: the limit below would be under that, and of no use.
+            service.settle()
+            service.open_everything()
             for _ in range(LIMIT + 20):
                 connection = mine.enter_context(socket.socket(socket.AF_UNIX))
                 connection.setblocking(False)
                 connection.connect(str(service.path))
-            # A daemon accepts no peer that it has no descriptors to check, so two stay free: take them. Not
-            # while a low one is free for a moment: the limit would be below those in reserve.
+            # A daemon accepts no peer that it has no descriptors to check, so two stay free: take them.
             assert eventually(lambda: lowest_free(service) >= LIMIT - 2, within=10)
             mine.enter_context(only_descriptors_below(service, LIMIT - 2))
             return mine.close
@@ -77,22 +80,18 @@ def only_descriptors_below(service: Service, limit: int) -> Iterator[None]:
     before = resource.prlimit(service.server_pid, resource.RLIMIT_NOFILE)
     resource.prlimit(service.server_pid, resource.RLIMIT_NOFILE, (limit, before[1]))
     yield
-    resource.prlimit(service.server_pid, resource.RLIMIT_NOFILE, before)
+    with contextlib.suppress(ProcessLookupError):  # a test may have ended it
+        resource.prlimit(service.server_pid, resource.RLIMIT_NOFILE, before)
 
 
 def lowest_free(service: Service) -> int:
-    """The lowest number that stays free for a moment, not one that is being replaced."""
-
-    def look() -> int:
-        taken = {int(name) for name in os.listdir(f"/proc/{service.server_pid}/fd")}
-        return next(number for number in itertools.count() if number not in taken)
-
-    found = look()
-    while True:
+    """The lowest number that stays free for 0.2 s: one in use for a moment would hide a lower one."""
+    looks: list[int] = []
+    while len(looks) < 10 or len(set(looks[-10:])) > 1:
         time.sleep(0.02)
-        before, found = found, look()
-        if before == found:
-            return found
+        taken = {int(name) for name in os.listdir(f"/proc/{service.server_pid}/fd")}
+        looks.append(next(number for number in itertools.count() if number not in taken))
+    return looks[-1]
 
 
 @pytest.mark.parametrize("reserved", [True, False])
@@ -103,13 +102,14 @@ def test_a_start_that_is_refused_over_a_running_command_leaves_nothing_of_it(
     service = serve("unix", env={"EXECSERVER_FAULT_POINT": "before-pidfd:2"})
     client = service.connect()
     client.start("/bin/echo", "warm").wait_closed()
+    service.settle()
     mark = f"6{secrets.randbelow(10**8):08}"
     script = f"(setsid sleep {mark} &); (env -i /usr/bin/setsid sleep {mark} &); exec sleep {mark}"
     params = client.start_params(["/bin/sh", "-c", script], tty=tty)
     number = client.request("process/start", params)
     assert eventually(lambda: len(marked(mark)) == 3, within=10)
     assert eventually(lambda: a_child_is_stopped(service), within=10)
-    # Without them nobody can be found before there are descriptors again.
+    # Without them no process can be found before there are descriptors again.
     with only_descriptors_below(service, lowest_free(service) if reserved else 0):
         service.signal_server(signal.SIGCONT)
         with pytest.raises(ReplyError, match="os error 24"):
@@ -125,6 +125,7 @@ def test_a_command_that_has_its_pipes_is_not_refused_for_want_of_one_more(serve:
     service = serve("unix", env={"EXECSERVER_FAULT_POINT": "before-spawn:2"})
     client = service.connect()
     client.start("/bin/echo", "warm").wait_closed()
+    service.settle()
     params = client.start_params(["/bin/echo", "once"], tty=tty)
     number = client.request("process/start", params)
     assert eventually(lambda: a_child_is_stopped(service), within=10)
