@@ -10,9 +10,9 @@ Rules kept in this file:
 
 The file consists of blocks of 128 words. The first block holds the version of this layout. Any other
 belongs to the process whose number is its first word, or is free when that is 0. It has a head of 8 words
-and 60 records of two words: the offset of the event in the whole output of its process, and a word with its
-kind, the place of its bytes, and a bit that makes the record valid. Block 0 of a process also holds the state
-of the process as a whole.
+and 40 records of three words: the offset of the event in the whole output of its process, its time, and a
+word with its kind, the place of its bytes, and a bit that makes the record valid. Block 0 of a process also
+holds the state of the process as a whole.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STEP_BYTES = 1 << 20
 """How much the file grows at a time. A step is mapped once, and stays where it is."""
 
 _STEP_BLOCKS = _STEP_BYTES // (8 * BLOCK_WORDS)
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 _LAYOUT = 0x6578_6563_6C6F_0000 + LAYOUT_VERSION
 """The first word of the file: ours, and the version of the layout in its last two bytes."""

@@ -2,8 +2,8 @@
 
 Rules kept in this file:
 
-1. Numbers are dense, and a block holds 60 records: a number tells the block and the place of its record.
-2. The second word of a record is stored last, and makes it valid. What has to be known before an operation
+1. Numbers are dense, and a block holds 40 records: a number tells the block and the place of its record.
+2. The last word of a record is stored last, and makes it valid. What has to be known before an operation
    (where bytes go, what is dropped) is one word in the head of block 0, stored before.
 3. Records of dropped events are kept for a while, so that a gap can be stated in bytes.
 
@@ -12,15 +12,16 @@ The layout of the file is in `arena.py`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple, Protocol
 
 Kind = Literal["stdout", "stderr", "pty", "exited", "closed"]
 
 BLOCK_WORDS = 128
-RECORDS_A_BLOCK = 60
+RECORDS_A_BLOCK = 40
 KEPT_EVICTIONS = 32_768
-"""How many records of evicted events are kept, to state a gap exactly (0.5 MiB)."""
+"""How many records of evicted events are kept, to state a gap exactly (0.8 MiB)."""
 
 MAX_LENGTH: Final = 1 << 20
 """Bytes of one event: the limit of a chunk on the wire."""
@@ -32,6 +33,7 @@ OWNER, ORDINAL = 0, 1
 """In the head of every block: the number of its process, and which of its blocks it is."""
 
 _HEAD_WORDS = 8
+_RECORD_WORDS = 3
 _PENDING, _EVICTED_THROUGH, _DISK_BYTES, _MEMORY_BYTES, _EXITED, _CLOSED = 2, 3, 4, 5, 6, 7
 """In the head of block 0."""
 
@@ -55,6 +57,8 @@ class IndexRecord(NamedTuple):
     """Where its bytes begin in their data file."""
     in_memory: bool
     """Whether they are in the data file in memory, not in the one on disk."""
+    at_ms: int = 0
+    """When it was recorded, in milliseconds since 1970."""
 
     @property
     def has_bytes(self) -> bool:
@@ -109,7 +113,7 @@ class ProcessIndex:
         self.number = number
         self._head, self._head_base = arena.place(blocks[0])
         self._blocks = blocks
-        if len(blocks) == 1 and not self._head[self._head_base + _HEAD_WORDS + 1]:
+        if len(blocks) == 1 and not self._head[self._head_base + _HEAD_WORDS + 2]:
             # No event yet, as in every new index.
             self._low = 1
             self._view, self._base = self._head, self._head_base
@@ -177,7 +181,9 @@ class ProcessIndex:
 
     # -- events
 
-    def append(self, kind: Kind, length: int = 0, position: int = 0, in_memory: bool = False) -> int:
+    def append(
+        self, kind: Kind, length: int = 0, position: int = 0, in_memory: bool = False, at_ms: int = 0
+    ) -> int:
         """Record the next event, and return its number.
 
         Args:
@@ -185,6 +191,7 @@ class ProcessIndex:
             length: its bytes, at most 1 MiB; 0 for an end.
             position: where they begin in their data file.
             in_memory: whether that is the one in memory.
+            at_ms: the time now, in milliseconds since 1970.
 
         Raises:
             OSError: no memory. Never after `begin`.
@@ -193,10 +200,11 @@ class ProcessIndex:
         place = (seq - 1) % RECORDS_A_BLOCK
         if place == 0 and seq > 1:
             self._add_block()
-        view, at = self._view, self._base + _HEAD_WORDS + 2 * place
+        view, at = self._view, self._base + _HEAD_WORDS + _RECORD_WORDS * place
         word = _VALID | _CODES[kind] << _KIND_SHIFT | length << _LENGTH_SHIFT | position
         view[at] = self.total
-        view[at + 1] = word | _IN_MEMORY if in_memory else word
+        view[at + 1] = at_ms
+        view[at + 2] = word | _IN_MEMORY if in_memory else word
         self.next_seq = seq + 1
         self.total += length
         if not length and kind in ("exited", "closed"):
@@ -214,9 +222,9 @@ class ProcessIndex:
             view, base = self._arena.place(self._blocks[ordinal - self._low + 1])
         else:
             return None
-        at = base + _HEAD_WORDS + 2 * place
-        word = view[at + 1]
-        return _unpack(seq, view[at], word) if word & _VALID else None
+        at = base + _HEAD_WORDS + _RECORD_WORDS * place
+        word = view[at + 2]
+        return _unpack(seq, view[at], view[at + 1], word) if word & _VALID else None
 
     def first_chunk_after(self, seq: int) -> IndexRecord | None:
         """The first chunk whose number is above `seq`, which is not dropped; None if there is none."""
@@ -236,13 +244,13 @@ class ProcessIndex:
             if 0 < ordinal < self._low or not self._blocks:
                 continue
             view, base = self._arena.place(self._blocks[ordinal - self._low + 1 if ordinal else 0])
-            words = view[base + _HEAD_WORDS + 2 * place : base + BLOCK_WORDS].tolist()
+            words = view[base + _HEAD_WORDS + _RECORD_WORDS * place : base + BLOCK_WORDS].tolist()
             number = ordinal * RECORDS_A_BLOCK + place
-            for offset, word in zip(words[::2], words[1::2], strict=True):
+            for offset, at_ms, word in zip(words[::3], words[1::3], words[2::3], strict=True):
                 number += 1
                 if number == self.next_seq:
                     return
-                yield _unpack(number, offset, word)
+                yield _unpack(number, offset, at_ms, word)
 
     def evict_through(self, record: IndexRecord) -> None:
         """Drop all events up to this one. The records of the last 32,768 stay, to state gaps."""
@@ -319,7 +327,12 @@ class ProcessIndex:
         self._view, self._base = self._arena.place(block)
 
 
-def _unpack(seq: int, offset: int, word: int) -> IndexRecord:
+def now_ms() -> int:
+    """The time of an event that is recorded now, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def _unpack(seq: int, offset: int, at_ms: int, word: int) -> IndexRecord:
     return IndexRecord(
         seq,
         _KINDS[word >> _KIND_SHIFT & _KIND_MASK],
@@ -327,11 +340,12 @@ def _unpack(seq: int, offset: int, word: int) -> IndexRecord:
         word >> _LENGTH_SHIFT & _LENGTH_MASK,
         word & MAX_POSITION,
         bool(word & _IN_MEMORY),
+        at_ms,
     )
 
 
 def _valid_records(view: memoryview, base: int) -> int:
     count = 0
-    while count < RECORDS_A_BLOCK and view[base + _HEAD_WORDS + 2 * count + 1] & _VALID:
+    while count < RECORDS_A_BLOCK and view[base + _HEAD_WORDS + _RECORD_WORDS * count + 2] & _VALID:
         count += 1
     return count

@@ -72,6 +72,16 @@ def test_what_was_recorded_is_found_again_with_its_last_bit(arena: IndexArena) -
         assert found.pending == Pending("pty", MAX_POSITION, True)
 
 
+def test_events_keep_their_times(arena: IndexArena) -> None:
+    index = arena.open(1)
+    times = [2**64 - 1, *range(2 * RECORDS_A_BLOCK)]
+    for at_ms in times:
+        index.append("stdout", 1, at_ms=at_ms)
+    for found in (index, reopened(arena)[1]):
+        assert [record.at_ms for record in found.records_after(0)] == times
+        assert [record.at_ms for seq in (1, 50) if (record := found.record(seq))] == [2**64 - 1, 48]
+
+
 def test_a_new_index_knows_nothing(arena: IndexArena) -> None:
     index = arena.open(1)
     assert (index.next_seq, index.total, index.pending, index.exited_seq) == (1, 0, None, None)

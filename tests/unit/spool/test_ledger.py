@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from execserver.spool.forgotten import KEPT_MS, KEPT_OF_A_REASON, ForgettingReason, ForgottenProcess
 from execserver.spool.ledger import COMPACTION_BYTES, Ledger
 from execserver.spool.records import (
+    KEPT_SIZES,
     REMEMBERED_WRITES,
     AnyRecord,
     Closed,
@@ -26,6 +27,7 @@ from execserver.spool.records import (
     Exited,
     Forgotten,
     Numbered,
+    Resized,
     Service,
     SessionEnded,
     SessionEnding,
@@ -191,6 +193,13 @@ def test_the_newest_write_ids_are_remembered_and_every_end(ledger: Ledger) -> No
     process = ledger.replay().processes[1]
     assert list(process.write_ids) == [f"w{index}" for index in range(3, REMEMBERED_WRITES + 3)]
     assert process.accepted_end == REMEMBERED_WRITES + 3
+
+
+def test_the_newest_sizes_of_a_terminal_are_remembered() -> None:
+    sizes = [Resized(1, seq, 1000 + seq, 24, 80) for seq in range(KEPT_SIZES + 3)]
+    process = folded([started(1), *sizes]).processes[1]
+    assert process.sizes == sizes[3:]
+    assert_same(folded(list(folded([started(1), *sizes]).records())), folded([started(1), *sizes]))
 
 
 def test_the_last_record_of_a_process_says_where_its_input_ends_and_the_first_why_it_ended() -> None:
