@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,13 +103,20 @@ class Processes:
         daemon: the daemon.
         stack: closes the sessions.
         patience: seconds in which a lost connection must be replaced.
+        report: called with a line for each recorded session that is left out.
     """
 
     def __init__(
-        self, daemon: DaemonOptions, stack: AsyncExitStack, *, patience: float | None = None
+        self,
+        daemon: DaemonOptions,
+        stack: AsyncExitStack,
+        *,
+        patience: float | None = None,
+        report: Callable[[str], None] = print_message,
     ) -> None:
         self._daemon = daemon
         self._patience = patience
+        self._report = report
         self._stack = stack
         self._own: Executor | None = None
         self._listed: list[Listed] = []
@@ -146,13 +153,13 @@ class Processes:
             try:
                 resumed = await self._resume(session_id, records, stack)
             except ProcessMissing as attached:
-                print_message(f"not listed: {attached}")
+                self._report(f"not listed: {attached}")
                 return []
             if resumed is not None:
                 return await listing(resumed, every=False, argv=argv)
         _drop(records)
         for each in records:
-            print_message(_record_text(each))
+            self._report(_record_text(each))
         return []
 
     @property
@@ -162,6 +169,8 @@ class Processes:
 
     async def sessions(self, session_id: str | None = None) -> list[Executor]:
         """The sessions that show all processes between them: that of the command, or the recorded ones.
+
+        A further call resumes only the sessions that were recorded, or became free, since the call before.
 
         Args:
             session_id: the only session to resume, if that of the command does not show it.
@@ -178,11 +187,11 @@ class Processes:
         found = []
         for each, records in sessions.items():
             try:
-                resumed = await self._resume(each, records, self._stack)
+                resumed = await self._resume_once(each, records)
             except ProcessMissing as attached:
                 if session_id is not None:
                     raise
-                print_message(f"left out: {attached}")
+                self._report(f"left out: {attached}")
                 continue
             if resumed is None:
                 _drop(records)
@@ -211,9 +220,7 @@ class Processes:
             if session_id is not None:
                 by_session.setdefault(session_id, [])
             for each, of_session in by_session.items():
-                if each not in self._resumed:
-                    self._resumed[each] = await self._resume(each, of_session, self._stack)
-                resumed = self._resumed[each]
+                resumed = await self._resume_once(each, of_session)
                 if resumed is not None:
                     entries = await listing(resumed, every=False)
                     found += [(resumed, entry) for entry in matching(entries, process_id, each)]
@@ -232,6 +239,13 @@ class Processes:
             except Refused as refusal:
                 self._refusal = refusal
         return self._own
+
+    async def _resume_once(self, session_id: str, records: list[DetachedSession]) -> Executor | None:
+        """As `_resume`, until the stack of the processes is closed."""
+        held = self._resumed.get(session_id)
+        if session_id not in self._resumed or (held is not None and held.closed):
+            self._resumed[session_id] = await self._resume(session_id, records, self._stack)
+        return self._resumed[session_id]
 
     async def _resume(
         self, session_id: str, records: list[DetachedSession], stack: AsyncExitStack
