@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from execclient.commands import completion, file_commands, mcp, process_commands
+from execclient.commands import completion, console, file_commands, mcp, process_commands
 from execclient.commands.options import Command
 from execprotocol import __version__
 from execprotocol.command_line import BEFORE_COMMAND, Parser, complete, did_you_mean, is_completion
@@ -57,6 +57,7 @@ COMMANDS = {
     "patch": file_commands.PATCH,
     "watch": file_commands.WATCH,
     "policy": file_commands.POLICY,
+    "console": console.CONSOLE,
     "mcp": mcp.MCP,
     "completion": COMPLETION,
 }
