@@ -25,7 +25,7 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 .PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
 	second-tests background-tests watch docs docs-check first-docs second-docs demo dist release release-tools \
 	release-tests release-check soak faults fleet limits-vm limits-vm-setup fuzz bubblewrap terminal-tools ssh-server \
-	browser runtimes shells network-tools container-check integrations interop interop-setup probe relay-probe \
+	browser console runtimes shells network-tools container-check integrations interop interop-setup probe relay-probe \
 	sandbox-backend vectors stock-client stock-websocket stock-stdio beside-stock relay-stock systemd-setup \
 	systemd-verify foreign-clients forward-vite bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
 
@@ -183,7 +183,7 @@ docs: setup ## the manual as a site, in site/
 FIRST_DOCS := $(addprefix tests/docs/test_,stranger.py browser.py demo.py contributing.py)
 DOCS_PYTEST := $(BIN)/python -m pytest -q --durations=10 --durations-min=1
 
-docs-check: setup bubblewrap ssh-server terminal-tools browser ## run what the manual says, read the site in a browser, install the wheels
+docs-check: setup bubblewrap ssh-server terminal-tools browser console ## run what the manual says, read the site in a browser, install the wheels
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-docs second-docs
 
 first-docs: setup
@@ -192,10 +192,22 @@ first-docs: setup
 second-docs: setup
 	$(DOCS_PYTEST) -o cache_dir=.pytest_cache/second tests/docs $(FIRST_DOCS:%=--ignore=%)
 
+# The page of `execserver console`. Its folder is not in Git: the wheel and the sdist carry it.
+CONSOLE := clients/python/execclient/console/static
+CONSOLE_SOURCES := $(addprefix clients/console/,package.json tsconfig.json build.mjs) \
+	$(wildcard clients/console/src/* clients/console/static/*)
+
+console: $(CONSOLE)/console.js ## build the page of `execserver console` (TypeScript); needs npm
+
+$(CONSOLE)/console.js: $(CONSOLE_SOURCES) | runtimes
+	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix clients/console
+	npm run --silent --prefix clients/console check
+	npm run --silent --prefix clients/console build -- $(CURDIR)/$(CONSOLE)
+
 DIST ?= dist
 
 # Each wheel is built from its sdist, by the hatchling of constraints.txt: the same source gives the same bytes.
-dist: setup ## sdist and wheel of execclient and of execserver, in dist/
+dist: setup console ## sdist and wheel of execclient and of execserver, in dist/
 	$(BIN)/python -m build --no-isolation --outdir $(DIST) clients/python
 	$(BIN)/python -m build --no-isolation --outdir $(DIST) .
 
