@@ -180,30 +180,28 @@ class PageConnection(WSListener):  # type: ignore[misc, unused-ignore]
             self.close(WSCloseCode.POLICY_VIOLATION, "the message is not a request")
             return
         if request.method == "cancel" and self.is_open:
-            cancelled = self._requests.get(request.params.get("id", -1))
+            cancelled = self._requests.pop(request.params.get("id", -1), None)
             if cancelled is not None:
                 cancelled.cancel()
         elif request.id in self._requests or len(self._requests) >= (MAX_REQUESTS if self.is_open else 1):
             self.close(WSCloseCode.POLICY_VIOLATION, "too many requests")
         else:
             perform = self._perform if self.is_open else self._open
-            self._requests[request.id] = self._loop.create_task(perform(request))
+            task = self._requests[request.id] = self._loop.create_task(perform(request))
+            task.add_done_callback(lambda _: self._requests.pop(request.id, None))
 
     async def _open(self, request: Request) -> None:
-        try:
-            result = None
-            if request.method == "open":
-                result = await self._host.open_page(request.params)
-            if result is not None:
-                self.is_open = True
-                self._send(msgspec.json.encode({"id": request.id, "result": result}))
-                self._host.page_opened()
-                return
-            log.warning("a connection without a valid token was refused")
-            await asyncio.sleep(REFUSED_SECONDS)
-            self.close(WSCloseCode.POLICY_VIOLATION, "the link was used before, or is of another console")
-        finally:
-            del self._requests[request.id]
+        result = None
+        if request.method == "open":
+            result = await self._host.open_page(request.params)
+        if result is not None:
+            self.is_open = True
+            self._send(msgspec.json.encode({"id": request.id, "result": result}))
+            self._host.page_opened()
+            return
+        log.warning("a connection without a valid token was refused")
+        await asyncio.sleep(REFUSED_SECONDS)
+        self.close(WSCloseCode.POLICY_VIOLATION, "the link was used before, or is of another console")
 
     async def _perform(self, request: Request) -> None:
         try:
@@ -213,6 +211,4 @@ class PageConnection(WSListener):  # type: ignore[misc, unused-ignore]
         except Exception as error:
             log.exception("%s failed", request.method)
             answer = {"error": {"kind": type(error).__name__, "message": "the console failed; see its log"}}
-        finally:
-            del self._requests[request.id]
         self._send(msgspec.json.encode({"id": request.id, **answer}))

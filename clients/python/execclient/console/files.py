@@ -1,9 +1,9 @@
 """The files below the folder of a process, to be read.
 
-The daemon confines each request to the folder, so that no link in it leads out: a process may have made links
-to anything that the daemon's user may read. A daemon that cannot make sandboxes is asked for the real path
-first, and a path that leaves the folder is refused; there, a process that changes a link at that very moment
-can have another file shown to the user.
+A process may have made links to anything that the daemon's user may read. So the daemon confines each request
+to the folder, and a path whose real place is outside of it is refused besides. A daemon that cannot make
+sandboxes has the second check only: there, a process that changes a link between the check and the read can
+have another file shown to the user.
 """
 
 from __future__ import annotations
@@ -87,22 +87,20 @@ class Folder:
         return {"kind": "text", "size": size, "text": text}
 
     async def _find(self, path: str) -> _Found:
-        whole = posixpath.normpath(posixpath.join(self._root, path))
-        if not _is_below(whole, self._root):
-            raise Outside(f"{path}: only the files below {self._root} are shown")
         permissions = managed([at_path(self._root, "read")], network_allowed=False)
-        confined = self._executor.fs.confined(Profile(permissions), workspace=self._root)
+        files = self._executor.fs.confined(Profile(permissions), workspace=self._root)
         try:
-            await confined.stat(whole)
+            root = await files.resolve(self._root)
         except Refused as error:
             if _NO_SANDBOX not in error.message:
                 raise
-        else:
-            return _Found(confined, whole)
-        real, root = await self._executor.fs.resolve(whole), await self._executor.fs.resolve(self._root)
+            files = self._executor.fs
+            root = await files.resolve(self._root)
+        # `..` is resolved before links are, as the names in the page suggest.
+        real = await files.resolve(posixpath.normpath(posixpath.join(root, path)))
         if not _is_below(real, root):
-            raise Outside(f"{path}: it is a link that leads out of {self._root}")
-        return _Found(self._executor.fs, real)
+            raise Outside(f"{path}: only the files below {self._root} are shown, and this is not one of them")
+        return _Found(files, real)
 
 
 def _is_below(path: str, folder: str) -> bool:
