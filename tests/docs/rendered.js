@@ -2,7 +2,9 @@
 const AA = 4.5; // WCAG 2.2, 1.4.3: contrast of text; large text needs 3
 const AA_LARGE = 3;
 
-document.head.insertAdjacentHTML("beforeend", "<style>* {transition: none !important}</style>");
+const still = new CSSStyleSheet(); // a policy of the page may forbid style elements
+still.replaceSync("* {transition: none !important}");
+document.adoptedStyleSheets.push(still);
 const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
 const known = new Map();
 
