@@ -14,7 +14,10 @@ import psutil
 import pytest
 
 from execclient.console.pages import STATIC
+from execclient.sync import Executor, connect
 from tests.conftest import StartServer
+from tests.console.window import Window
+from tests.docs.browser import browser
 from tests.support.wire import Server
 
 EXECSERVER = [sys.executable, "-m", "execserver"]
@@ -34,7 +37,14 @@ def server(start_server: StartServer, tmp_path: Path) -> Server:
 
 def kill_server(server: Server) -> None:
     """Kill the server as `kill -9` does; the daemon starts another one, and the processes go on."""
-    psutil.Process(server.pid).children()[0].send_signal(signal.SIGKILL)
+    server_process(server).send_signal(signal.SIGKILL)
+
+
+def server_process(server: Server) -> psutil.Process:
+    """The server below the supervisor, beside the commands that another one had started."""
+    return next(
+        each for each in psutil.Process(server.pid).children() if "execserver.cli" in " ".join(each.cmdline())
+    )
 
 
 class ConsoleProcess:
@@ -92,3 +102,26 @@ def start_console(server: Server, tmp_path: Path) -> Iterator[Start]:
             return stack.enter_context(console_process(server.url, *options, folder=tmp_path))
 
         yield start
+
+
+# -- the page in Chromium
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Window]:
+    with browser(Path("/"), tmp_path_factory.mktemp("profile")) as opened:
+        yield Window(opened)
+
+
+@pytest.fixture
+def no_errors(window: Window) -> Iterator[None]:
+    """No test may leave an error of the page, and none of its policy: nothing in it is blocked."""
+    window.look()
+    yield
+    assert [each for each in window.browser.errors() if "favicon" not in each] == []
+
+
+@pytest.fixture
+def executor(server: Server) -> Iterator[Executor]:
+    with connect(server.url) as opened:
+        yield opened

@@ -87,14 +87,14 @@ class Window:
     def press(self, text: str) -> None:
         """Click the visible button with a text."""
 
-        def pressed() -> bool:
+        def pressed(_: object) -> bool:
             for button in self.all("button"):
                 if button.text == text and button.is_displayed():
                     button.click()
                     return True
             return False
 
-        self.until(pressed)
+        self.browser.wait.until(pressed, text)
 
     @property
     def lines(self) -> list[str]:
@@ -109,6 +109,10 @@ class Window:
         while self.lines != lines:
             assert time.monotonic() < deadline, self.lines
             time.sleep(0.05)
+
+    def until_line(self, line: str, seconds: float = SECONDS) -> None:
+        """Wait until the terminal shows a line."""
+        self.until(lambda: line in self.lines, seconds)
 
     @property
     def position(self) -> int:

@@ -274,10 +274,12 @@ export class Player {
     this.screen.resize(newest)
   }
 
-  /** The size at the position, where no output follows that would bring it. */
+  /** The size at the position: that of the newest event, or a later one that no event has followed yet. */
   private async showSize(turn: AbortSignal): Promise<void> {
     if (!this.entry?.tty || this.mode === 'live') return
-    const size = (await this.read(this.cursor, turn, 0, 1)).sizes?.[0]
+    const { sizes = [] } = await this.read(Math.max(0, this.cursor - 1), turn, 0, 1)
+    const isPast = (each: SizeChange): boolean => each.seq <= this.cursor && (!this.timed || each.at <= this.time)
+    const size = sizes.filter(isPast).at(-1) ?? sizes[0]
     if (size) this.screen.resize(size)
   }
 
@@ -305,6 +307,10 @@ export class Player {
       this.takeSizes(page)
       await this.drawGap(page, turn)
       for (const chunk of page.chunks) {
+        for (const size of this.sizes.filter((each) => each.seq < chunk.seq)) {
+          if (this.timed) await this.pauseUntil(size.at, turn)
+          this.applySizes(size.seq)
+        }
         await this.pauseUntil(this.timeOf(chunk), turn)
         await this.drawChunk(chunk, turn)
       }
