@@ -25,9 +25,10 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 .PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
 	second-tests background-tests watch docs docs-check first-docs second-docs demo dist release release-tools \
 	release-tests release-check soak faults fleet limits-vm limits-vm-setup fuzz bubblewrap terminal-tools ssh-server \
-	browser console runtimes shells network-tools container-check integrations interop interop-setup probe relay-probe \
-	sandbox-backend vectors stock-client stock-websocket stock-stdio beside-stock relay-stock systemd-setup \
-	systemd-verify foreign-clients forward-vite bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
+	browser console console-tests first-console second-console runtimes shells network-tools container-check \
+	integrations interop interop-setup probe relay-probe sandbox-backend vectors stock-client stock-websocket \
+	stock-stdio beside-stock relay-stock systemd-setup systemd-verify foreign-clients \
+	forward-vite bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
 
 # A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
 help:
@@ -102,7 +103,7 @@ first-tests: setup
 
 second-tests: setup
 	$(PYTEST) -o cache_dir=.pytest_cache/second tests $(FIRST_TESTS:%=--ignore=%) $(FLEET_TESTS:%=--ignore=%) \
-		--ignore=tests/third_party
+		--ignore=tests/third_party --ignore=tests/console
 
 # Their servers of NATS elect leaders for seconds each time that one is killed. CI runs them if relays changed.
 FLEET_TESTS := tests/integration/relay/fleet tests/deploy/test_pods.py \
@@ -204,6 +205,19 @@ $(CONSOLE)/console.js: $(CONSOLE_SOURCES) | runtimes
 	npm run --silent --prefix clients/console check
 	npm run --silent --prefix clients/console build -- $(CURDIR)/$(CONSOLE)
 
+# Two pytests for two cores, about as long as each other.
+FIRST_CONSOLE := tests/console/test_page.py
+CONSOLE_PYTEST := $(BIN)/python -m pytest -q --durations=10 --durations-min=1
+
+console-tests: setup bubblewrap browser console ## the console in a browser, at daemons that are killed, and attacks on it
+	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-console second-console
+
+first-console: setup
+	$(CONSOLE_PYTEST) -o cache_dir=.pytest_cache/first $(FIRST_CONSOLE)
+
+second-console: setup
+	$(CONSOLE_PYTEST) -o cache_dir=.pytest_cache/second tests/console $(FIRST_CONSOLE:%=--ignore=%)
+
 DIST ?= dist
 
 # Each wheel is built from its sdist, by the hatchling of constraints.txt: the same source gives the same bytes.
@@ -234,9 +248,10 @@ $(RELEASE)/.ready: pyproject.toml constraints.txt
 release-tests: setup release-tools bubblewrap ## a release twice, the same bytes; pipx and uvx; types from the wheel
 	$(BIN)/python -m pytest -q --durations=10 --durations-min=1 tests/release
 
-release-check: ## test, fleet, docs-check, release-tests, integrations, interop, sandbox-backend, limits-vm, whatever changed
+release-check: ## test, fleet, console-tests, docs-check, release-tests, integrations, interop, sandbox-backend, limits-vm, whatever changed
 	$(MAKE) test
 	$(MAKE) fleet
+	$(MAKE) console-tests
 	$(MAKE) docs-check
 	$(MAKE) release-tests
 	$(MAKE) integrations

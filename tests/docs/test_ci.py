@@ -1,4 +1,6 @@
-"""`.ci/run` checks manual, integrations and fleets when their inputs changed, and when it cannot know."""
+"""`.ci/run` checks manual, integrations, fleets and console when their inputs changed, and when it cannot
+know.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,8 @@ ALWAYS = ["test", "interop"]
 WITH_DOCS = ["test", "docs-check", "interop"]
 WITH_INTEGRATIONS = ["test", "integrations", "interop"]
 WITH_FLEET = ["test", "fleet", "interop"]
-ALL = ["test", "fleet", "docs-check", "integrations", "interop"]
+WITH_CONSOLE = ["test", "console-tests", "interop"]
+ALL = ["test", "fleet", "console-tests", "docs-check", "integrations", "interop"]
 
 
 def test_all_is_checked_when_the_history_is_unknown(clone: Clone) -> None:
@@ -81,10 +84,11 @@ def test_all_is_checked_when_the_history_is_unknown(clone: Clone) -> None:
         ("execserver/__init__.py", ALWAYS),
         ("docs/index.md", WITH_DOCS),
         ("execserver/relay/__init__.py", WITH_FLEET),
-        ("pyproject.toml", ["test", "fleet", "docs-check", "interop"]),
+        ("pyproject.toml", ["test", "fleet", "console-tests", "docs-check", "interop"]),
+        ("clients/console/src/main.ts", WITH_CONSOLE),
         ("tests/third_party/chaos.py", WITH_INTEGRATIONS),
         ("clients/python/execclient/integrations/acp.py", WITH_INTEGRATIONS),
-        ("clients/python/pyproject.toml", ["test", "docs-check", "integrations", "interop"]),
+        ("clients/python/pyproject.toml", ["test", "console-tests", "docs-check", "integrations", "interop"]),
     ],
 )
 def test_a_branch_is_compared_with_where_it_left_main(clone: Clone, changed: str, made: list[str]) -> None:
@@ -108,6 +112,7 @@ def test_main_itself_is_compared_with_what_last_passed(clone: Clone) -> None:
         ("docs/index.md", "docs-check"),
         ("tests/third_party/chaos.py", "integrations"),
         ("deploy/README.md", "fleet"),
+        ("tests/console/host.py", "console-tests"),
     ],
 )
 def test_a_failed_check_runs_again(clone: Clone, changed: str, check: str) -> None:

@@ -130,7 +130,10 @@ class Line(NamedTuple):
 def texts() -> list[Path]:
     """What is read whole."""
     below = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
-    found = [path for path in below if path.suffix in SUFFIXES and path.is_file()]
+    built = {"node_modules", "static"}  # those of others, and what is made of ours
+    found = [
+        path for path in below if path.suffix in SUFFIXES and path.is_file() and not built & {*path.parts}
+    ]
     return sorted([*found, *ROOT.glob("*.md"), *ROOT.glob("*.toml"), ROOT / "Makefile", ROOT / "mkdocs.yml"])
 
 

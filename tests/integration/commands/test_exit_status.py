@@ -36,7 +36,7 @@ AT_DAEMON = {
 }
 """Commands that use a daemon, with arguments."""
 
-COMMANDS = [*DAEMON_COMMANDS, *AT_DAEMON, "policy", "completion"]
+COMMANDS = [*DAEMON_COMMANDS, *AT_DAEMON, "console", "policy", "completion"]
 
 CONSTANTS = {
     *(failures.INCOMPLETE, failures.NO_DAEMON, results.TIMED_OUT, failures.FAILED),
@@ -54,6 +54,7 @@ CAUSES: dict[tuple[str, int], list[str]] = {
     ("drain", 69): ["drain", "--url", "unix:///nonexistent/s"],
     ("mcp", 2): ["mcp", "--no-such-option"],
     ("mcp", 125): ["mcp", "--url", "ftp://x"],
+    ("console", 125): ["console", "--url", "ftp://x"],
     ("serve", 0): ["serve", "--help"],
     ("config", 0): ["config", "check"],
     ("doctor", 0): ["doctor", "--help"],
@@ -96,6 +97,7 @@ CAUSES: dict[tuple[str, int], list[str]] = {
     ("config", 141): ["config", "show"],
     ("doctor", 141): ["doctor"],
     ("relay", 141): ["relay", "key", "another-key"],
+    ("console", 141): ["console"],
     ("policy", 141): ["policy", "check", "ls"],
     ("completion", 141): ["completion", "zsh"],
 }
@@ -108,8 +110,9 @@ DRAIN = {("drain", 0), ("drain", 1)}
 """Their tests are in `tests/conformance/test_draining.py`: the daemon here must not drain."""
 
 
-CHANGES = {("forward", 0), ("watch", 0), ("watch", 1), ("watch", 141)}
-"""They need a signal or a change meanwhile: their tests are in `test_forward.py` and `test_watch.py`."""
+CHANGES = {("console", 0), ("forward", 0), ("watch", 0), ("watch", 1), ("watch", 141)}
+"""They need a signal or a change meanwhile: their tests are in `test_forward.py`, `test_watch.py` and
+`tests/console/test_server.py`."""
 
 
 def documented() -> set[tuple[str, int]]:

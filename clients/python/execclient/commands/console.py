@@ -40,7 +40,7 @@ def _console(options: Namespace) -> int:
         return FAILED
 
     async def serve() -> int:
-        from execclient.commands.signals import Signals
+        from execclient.commands.signals import Signalled, Signals
 
         daemon = daemon_of(options)
         try:
@@ -50,8 +50,11 @@ def _console(options: Namespace) -> int:
         except ConsoleNotBuilt as error:
             raise CommandExit(str(error)) from error
         with Signals() as signals:
-            await signals.unless_signalled(_print_links(console))
-        return 0
+            try:
+                await signals.unless_signalled(_print_links(console))
+            except Signalled:
+                return 0
+        raise AssertionError("it serves without end")
 
     async def _print_links(console: Console) -> None:
         async with console:

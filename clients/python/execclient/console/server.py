@@ -22,6 +22,7 @@ from picows import (
 )
 
 from execclient.commands.daemon import DaemonOptions
+from execclient.connection.address import target
 from execclient.connection.connection import Json
 from execclient.console.access import Access
 from execclient.console.approvals import ApprovalsView
@@ -105,6 +106,7 @@ class Console:
 
     Raises:
         ConsoleNotBuilt: the page is missing in a checkout of the source: `make console`.
+        UnsupportedUrl, InsecureToken: as `connect`. The daemon itself need not run yet.
         OSError: on entering: the port is in use.
     """
 
@@ -121,9 +123,9 @@ class Console:
         self._port = port
         self._pages = Pages()
         self._access = Access()
-        self._daemon = DaemonOptions(url, token_file)
-        self._shown_url = url or "the default daemon"
-        self._view = DaemonView(self._daemon, lambda: self._push("processes"))
+        self._daemon_url = target(url, token_file=token_file).url
+        daemon = DaemonOptions(self._daemon_url, token_file)
+        self._view = DaemonView(daemon, lambda: self._push("processes"))
         self._approvals = (
             None if approver is None else ApprovalsView(approver, lambda: self._push("approvals"))
         )
@@ -213,7 +215,7 @@ class Console:
             "key": key,
             "write": self.write,
             "approvals": self._approvals is not None,
-            "daemon": self._shown_url,
+            "daemon": self._daemon_url,
             "version": __version__,
         }
 
