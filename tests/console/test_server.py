@@ -27,7 +27,7 @@ from execclient.govern.approvals import ApprovalRequest, Review
 from execclient.govern.queue_approver import QueueApprover
 from tests.conftest import StartServer
 from tests.console.client import Page, RefusedError, address_of, page_at, token_of
-from tests.console.conftest import Start, kill_server
+from tests.console.conftest import EXECSERVER, Start, console_process, kill_server
 from tests.support.wire import PATIENCE, Server, at_most
 
 
@@ -483,6 +483,37 @@ async def test_a_question_that_is_withdrawn_disappears(server: Server) -> None:
         await page.until("approvals", len)
         asked.cancel()
         await page.until("approvals", lambda shown: not shown)
+
+
+# -- a daemon that shows only the sessions of the client, as an executor behind a relay does
+
+
+async def test_recorded_sessions_are_shown_and_held_no_longer_than_a_page_is_open(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    daemon = await asyncio.to_thread(start_server, "ws://127.0.0.1:0")
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "EXECSERVER_URL": daemon.url}
+
+    async def execserver(*arguments: str) -> tuple[int | None, str]:
+        running = await asyncio.create_subprocess_exec(
+            *(*EXECSERVER, *arguments), env=environment, stdout=asyncio.subprocess.PIPE, cwd=tmp_path
+        )
+        output, _ = await running.communicate()
+        return running.returncode, output.decode().strip()
+
+    def detach(*argv: str) -> Any:
+        return execserver("run", "--detach", "--ttl", "5m", *argv)
+
+    with console_process(daemon.url, folder=tmp_path) as console:
+        _, first = await detach("sh", "-c", "echo one; sleep 60")
+        async with page_at(console.link) as page:
+            entry = await page.process(first)
+            shown = {name: entry[name] for name in ("sessionId", "processId")}
+            read = await page.request("read", **shown, afterSeq=0, waitMs=5000)
+            assert base64.b64decode(read["chunks"][0]["chunk"]) == b"one\n"
+            _, second = await detach("sleep", "60")
+            assert (await page.process(second))["sessionId"] != entry["sessionId"]
+        assert await execserver("logs", first) == (0, "one")
 
 
 # -- the command

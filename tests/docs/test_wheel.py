@@ -25,8 +25,11 @@ MAX_CLIENT_BYTES = 10_000_000
 
 COMMANDS = (
     *("serve", "config", "doctor", "uninstall", "drain", "relay"),
-    *("run", "attach", "ps", "logs", "kill", "cp", "patch", "watch", "policy", "completion"),
+    *("run", "attach", "ps", "logs", "kill", "cp", "patch", "watch", "console", "policy", "completion"),
 )
+
+PAGE = ("index.html", "console.js", "console.css", "favicon.svg", "licenses.txt")
+"""The files of the console's page, which `make console` builds."""
 
 TRY_TO_CONNECT = """
 from execclient import ExecServerError, UnsupportedUrl
@@ -41,6 +44,7 @@ except ExecServerError as error:
 
 NEED_EXTRA = (
     ("ws", TRY_TO_CONNECT.format(url="ws://127.0.0.1:9")),
+    ("ws", "import execclient.console"),
     ("relay", TRY_TO_CONNECT.format(url="relay+http://127.0.0.1:9?environment=box")),
     ("tools", "from execclient.tools import Toolset"),
     ("tools", "from execclient.govern.policy import plain_commands; assert plain_commands('ls')"),
@@ -251,3 +255,7 @@ def test_a_wheel_has_its_packages_their_types_and_nothing_else(wheels: Wheels) -
             if path.is_file() and "__pycache__" not in path.parts
         }
         assert {f"{name}/py.typed" for name in names} <= files
+    with zipfile.ZipFile(wheels.client) as archive:
+        page = {name: archive.read(f"execclient/console/static/{name}") for name in PAGE}
+    assert b"@xterm/xterm" in page["licenses.txt"]
+    assert b"Permission is hereby granted" in page["licenses.txt"]

@@ -33,10 +33,8 @@ def _console(options: Namespace) -> int:
         options.parser.error("--url stdio: starts a daemon for one command, which has no other processes")
     try:
         from execclient.console import Console, ConsoleNotBuilt
-    except ModuleNotFoundError as error:
-        if error.name != "picows":
-            raise
-        print_message('execserver console needs picows: pip install "execclient[ws]"')
+    except ImportError as error:
+        print_message(str(error))
         return FAILED
 
     async def serve() -> int:

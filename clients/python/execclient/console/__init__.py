@@ -7,6 +7,11 @@
 It listens on loopback only. `docs/how-to/console.md` has its use, `SECURITY.md` what protects it.
 """
 
+try:
+    import picows  # noqa: F401 - what the modules below need beside the plain client
+except ImportError as error:
+    raise ImportError('execclient.console needs picows: pip install "execclient[ws]"') from error
+
 from execclient.console.pages import ConsoleNotBuilt
 from execclient.console.server import Console
 
