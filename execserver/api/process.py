@@ -595,7 +595,7 @@ def _read_page(caller: Caller, process: ManagedProcess, params: ReadParams) -> E
         exited=exited,
         closed=process.closed and ends,
         extensions=caller.extensions,
-        sizes=params.sizes is True,
+        sizes=caller.extensions and params.sizes is True,
     )
     return Encoded(first, after, rest=tuple(rest))
 
