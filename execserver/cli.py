@@ -112,9 +112,9 @@ def _config_show(options: argparse.Namespace) -> int:
 
 def _config_check(options: argparse.Namespace) -> int:
     from execserver.supervisor.launch import enter_launch_folder
-    from execserver.upgrade import HANDOVER
+    from execserver.upgrade import HANDOVER, TAKEN_OVER
 
-    if options.handover not in (None, HANDOVER):
+    if options.handover not in (None, *TAKEN_OVER):
         # The running supervisor would start this code, with the state of the running server.
         _complain(
             f"the running service hands over as version {options.handover}, this code takes {HANDOVER}: "

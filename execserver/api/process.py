@@ -595,7 +595,7 @@ def _read_page(caller: Caller, process: ManagedProcess, params: ReadParams) -> E
         exited=exited,
         closed=process.closed and ends,
         extensions=caller.extensions,
-        sizes=params.sizes is True,
+        sizes=caller.extensions and params.sizes is True,
     )
     return Encoded(first, after, rest=tuple(rest))
 
@@ -617,7 +617,7 @@ def _encode_page(
     if unlimited:
         texts += [filler + b"," for filler in _fill_gap(process, after_seq)]
     for chunk in page.chunks:
-        at = b'"at":%d,' % chunk.at_ms if extensions else b""
+        at = b'"at":%d,' % chunk.at_ms if extensions and chunk.at_ms else b""
         texts += (
             b'{"seq":%d,"stream":"%b",%b"chunk":"' % (chunk.seq, chunk.stream.encode(), at),
             pybase64.b64encode(chunk.data),

@@ -48,7 +48,7 @@ class Chunk(NamedTuple):
     offset: int
     """Bytes of the process's output before this chunk, over all streams."""
     at_ms: int
-    """When it was taken, in milliseconds since 1970."""
+    """When it was taken, in milliseconds since 1970; 0 if that is not known."""
 
 
 class Page(msgspec.Struct, frozen=True):

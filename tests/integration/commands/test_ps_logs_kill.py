@@ -5,6 +5,8 @@ import base64
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -204,9 +206,9 @@ def cast_of(done: Done) -> tuple[dict[str, Any], list[tuple[float, str, str]]]:
     return header, [(time, code, text) for time, code, text in events]
 
 
-async def resized(url: str, *sizes: tuple[int, int]) -> str:
-    """The id of a closed process that printed `aü`, after each size `b`, and at the end `c`."""
-    script = "printf 'a\\303'; sleep 0.3; printf '\\274'; while read -r x; do printf b; done; printf c"
+async def resized(url: str, *sizes: tuple[int, int], pause: float = 0.3) -> str:
+    """The id of a closed process that printed `aü` with a pause, after each size `b`, and at the end `c`."""
+    script = f"printf 'a\\303'; sleep {pause}; printf '\\274'; while read -r x; do printf b; done; printf c"
     async with connect(url, keep=True) as executor:
         process = await executor.start(["sh", "-c", script], tty=True, size=(20, 70))
         screen = process.text()
@@ -248,6 +250,34 @@ def test_a_cast_has_the_output_of_a_terminal_with_its_times_and_sizes(execserver
     assert 0.25 <= ended - events[0][0] < 5
 
 
+ASCIINEMA = str(Path(sys.executable).parent / "asciinema")
+
+
+def asciinema(*arguments: str, folder: Path) -> bytes:
+    """What the program prints."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "LC_ALL": "C.UTF-8"}
+    command = [ASCIINEMA, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, timeout=30, check=True).stdout
+
+
+def test_asciinema_plays_a_cast_with_its_sizes_and_skips_idle_time(execserver: CommandLine) -> None:
+    process = asyncio.run(resized(execserver.url, (30, 100), (40, 120), pause=2.0))
+    cast = execserver.folder / "build.cast"
+    cast.write_bytes(execserver("logs", "--cast", process).stdout)
+
+    assert asciinema("cat", str(cast), folder=execserver.folder) == execserver("logs", process).stdout
+
+    _, events = cast_of(execserver("logs", "--cast", process))
+    begun = time.monotonic()
+    play = ("play", "--idle-time-limit", "0.05", "--out-fmt", "asciicast")
+    played = asciinema(*play, str(cast), folder=execserver.folder).splitlines()
+    assert time.monotonic() - begun < 2 <= events[-1][0]
+    header, *shown = map(json.loads, played)
+    assert (header["width"], header["height"]) == (70, 20)
+    assert [event[1:] for event in shown] == [list(event[1:]) for event in events]
+    assert [text for _, code, text in shown if code == "r"] == ["100x30", "120x40"]
+
+
 def test_a_cast_since_a_number_begins_with_the_size_of_then(execserver: CommandLine) -> None:
     process = asyncio.run(resized(execserver.url, (30, 100), (40, 120)))
     lines = [json.loads(line) for line in execserver("logs", "--json", process).stdout.splitlines()]
@@ -271,6 +301,9 @@ def test_a_cast_marks_discarded_output(start_server: StartServer, tmp_path: Path
 
     kept = "".join(text for _, code, text in events if code == "o")
     assert [code for _, code, _ in events].count("m") == 1
+    cast = tmp_path / "build.cast"
+    cast.write_bytes(execserver("logs", "--cast", process).stdout)
+    assert asciinema("cat", str(cast), folder=tmp_path).decode() == kept
     assert events[0][1:] == ("m", f"{3000 - len(kept)} bytes of output before this were discarded")
 
 

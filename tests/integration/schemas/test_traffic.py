@@ -187,7 +187,7 @@ def use_processes(witness: Witness) -> None:
         witness.call("process/resize", processId="loud", size={"rows": 1, "cols": 65535})["running"] is False
     )
     assert witness.refused("process/closeStdin", processId="loud") == -32600
-    assert witness.call("process/read", processId="loud", maxBytes=10)["lostBytes"] > 0
+    assert witness.call("process/read", processId="loud", maxBytes=10, sizes=True)["lostBytes"] > 0
     confined = client.process("confined")
     argv = ["/bin/sh", "-c", "sleep 60 & echo x >/forbidden"]
     witness.call("process/start", processId="confined", argv=argv, tty=False, sandbox=READ_ONLY, **common)

@@ -323,7 +323,7 @@ def test_a_line_that_is_not_understood_is_skipped_and_counted(line: bytes) -> No
 
 def test_members_that_a_newer_server_added_are_ignored() -> None:
     state = replayed(
-        b'["started",3,"s","p",9,false,true,1.0,null,null,null,null,null,null,0,null,null,false,"added"]\n["written",3,"w",5,{}]\n'
+        b'["started",3,"s","p",9,false,true,1.0,null,null,null,null,null,null,0,null,null,false,null,"added"]\n["written",3,"w",5,{}]\n'
     )
     assert (state.skipped, state.processes[3].write_ids) == (0, {"w": 5})
 

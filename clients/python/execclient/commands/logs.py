@@ -31,10 +31,9 @@ FIRST_TAIL_CHUNKS, TAIL_GROWTH = 64, 8
 processes write lines, and the spool may hold gigabytes."""
 
 
-_NO_TIMES = (
-    "this daemon does not report the times of output: "
-    "leave out --since, --timestamps and --cast, or upgrade the daemon"
-)
+_TOO_OLD = "the daemon does not report it, or an earlier version of it has started the process"
+_NO_TIMES = f"the time of this output is not known ({_TOO_OLD}): leave out --since, --timestamps and --cast"
+_NO_SIZES = f"the size of this terminal is not known ({_TOO_OLD}): leave out --cast"
 
 
 class Form(Enum):
@@ -66,14 +65,14 @@ class _Chunk:
     stream: str
     data: bytes
     at_ms: int | None
-    """Milliseconds since 1970; None if the daemon does not report times."""
+    """Milliseconds since 1970; None if the daemon does not report the time."""
 
     @property
     def at(self) -> float:
         """Seconds since 1970.
 
         Raises:
-            CommandExit: the daemon does not report times.
+            CommandExit: the daemon does not report the time.
         """
         if self.at_ms is None:
             raise CommandExit(_NO_TIMES)
@@ -282,7 +281,8 @@ class _Cast(_Plain):
                 "see its output with --timestamps"
             )
         self._title = process["processId"]
-        self._begin: float | None = process["startedAtMs"] / 1000 if whole else None
+        self._started = process["startedAtMs"] / 1000
+        self._begin = self._started if whole else None
         self._now = 0.0
         self._has_header = False
         self._size: tuple[int, int] | None = None
@@ -294,8 +294,12 @@ class _Cast(_Plain):
     def print(self, page: Json) -> None:
         self._lost += page.get("lostBytes", 0)
         sizes = deque(page.get("sizes", ()))
-        if not sizes and self._size is None:
-            raise CommandExit("this daemon does not report the sizes of terminals: upgrade it to use --cast")
+        if self._size is None:
+            if not sizes:
+                raise CommandExit(_NO_SIZES)
+            self._resize(
+                sizes.popleft()
+            )  # also if it is newer than the first chunk, and older ones were dropped
         for chunk in _chunks(page):
             while sizes and sizes[0]["seq"] < chunk.seq:
                 self._resize(sizes.popleft())
@@ -310,7 +314,7 @@ class _Cast(_Plain):
             self._event(chunk.at, "o", text)
 
     def finish(self) -> None:
-        at = self._now + (self._begin or 0.0)
+        at = self._started if self._begin is None else self._begin + self._now
         self._mark_loss(at)
         rest = self._decoder.decode(b"", final=True)
         if rest:
