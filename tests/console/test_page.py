@@ -279,7 +279,7 @@ def host_process(url: str, *questions: tuple[str, str]) -> Iterator[tuple[str, s
             host.send_signal(signal.SIGKILL)
 
 
-def test_approvals_of_a_host_are_answered_in_the_page(window: Window, server: Server) -> None:
+def test_approvals_of_a_host_are_answered_in_the_page(window: Window, server: Server, tmp_path: Path) -> None:
     questions = (("git push", "the <b>branch</b> is ready"), ("rm -r build", "clean"), ("make test", "again"))
     with host_process(server.url, *questions) as (link, host):
         assert host.stdout is not None
@@ -288,6 +288,12 @@ def test_approvals_of_a_host_are_answered_in_the_page(window: Window, server: Se
         shown = window.text(".approval")
         for text in ("/srv/work", "the <b>branch</b> is ready", "run without a sandbox; use the network"):
             assert text in shown
+        for width in (TELEPHONE, DESK):
+            window.look(width=width, dark=width == DESK)
+            window.driver.save_screenshot(str(tmp_path / f"approval-{width}.png"))
+            rendered = window.browser.measure()
+            assert rendered["width"] <= width
+            assert not rendered["faint"]
         window.press("Approve")
         assert json.loads(host.stdout.readline()) == ["approved", None, []]
         window.until_text(".approval .subject", "rm -r build")
@@ -399,6 +405,7 @@ def test_the_page_can_be_read(
             window.until_line("color 97")
         elif name == "files":
             window.press("Files")
+            window.until_text(".trail", str(tmp_path))
         elif name == "help":
             window.press("?")
         window.driver.save_screenshot(str(tmp_path / f"{name}-{width}-{'dark' if dark else 'light'}.png"))

@@ -29,6 +29,8 @@ export class ProcessView {
   private readonly status = h('p', { class: 'remark', role: 'status' })
   private readonly pattern = h('input', { type: 'search', 'aria-label': 'Search in the output' })
   private readonly matches = h('span', { class: 'matches', role: 'status' })
+  private readonly found: HTMLElement
+  private readonly fit: HTMLElement
   private readonly tabs = new Map<Tab, HTMLButtonElement>()
   private readonly output: HTMLElement
   private readonly nothing = h('p', { class: 'empty' }, 'Choose a process.')
@@ -48,8 +50,12 @@ export class ProcessView {
     back: () => void,
   ) {
     this.stdin = this.stdinForm()
+    this.fit = button('Fit terminal', () => {
+      const { rows, cols } = this.screen.proposed
+      this.act('resize', { rows, cols })
+    })
     this.controls = this.controlBar()
-    const found = this.searchBar()
+    this.found = this.searchBar()
     this.output = h('section', { class: 'output', 'aria-label': 'Output' })
     this.files = new Files(connection)
     this.files.element.hidden = true
@@ -58,7 +64,7 @@ export class ProcessView {
       'div',
       { class: 'content', hidden: true },
       h('div', { class: 'heading' }, button('‹ List', back, { class: 'back' }), this.title, this.facts),
-      h('div', { class: 'bar' }, tabs, found),
+      h('div', { class: 'bar' }, tabs, this.found),
       this.output,
       this.files.element,
     )
@@ -112,7 +118,7 @@ export class ProcessView {
 
   show(tab: Tab): void {
     for (const [name, each] of this.tabs) each.setAttribute('aria-pressed', String(name === tab))
-    this.output.hidden = tab !== 'output'
+    this.output.hidden = this.found.hidden = tab !== 'output'
     this.files.element.hidden = tab !== 'files'
     if (tab === 'files' && this.entry) void this.files.open(this.entry)
   }
@@ -152,6 +158,7 @@ export class ProcessView {
     const isRunning = this.entry?.state === 'running'
     this.controls.hidden = !this.write || !isRunning
     this.stdin.hidden = this.entry?.tty ?? true
+    this.fit.hidden = !this.stdin.hidden
   }
 
   private mayType(): boolean {
@@ -188,11 +195,7 @@ export class ProcessView {
     const names = h('select', { 'aria-label': 'Signal' })
     names.append(...SIGNALS.map((each) => new Option(each)))
     const send = button('Send signal', () => this.act('signal', { signal: names.value }))
-    const fit = button('Fit terminal', () => {
-      const { rows, cols } = this.screen.proposed
-      this.act('resize', { rows, cols })
-    })
-    return h('div', { class: 'controls', hidden: true }, this.stdin, fit, names, send, this.kill)
+    return h('div', { class: 'controls', hidden: true }, this.stdin, this.fit, names, send, this.kill)
   }
 
   private stdinForm(): HTMLElement {
