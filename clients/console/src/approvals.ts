@@ -4,11 +4,19 @@ import { Cancelled, type Connection } from './connection.js'
 import { button, h, visible } from './dom.js'
 import type { Approval, Decision } from './protocol.js'
 
+/** The order of the buttons; `rule` stands for an approval with a rule. */
+const ORDER = ['accept', 'acceptForSession', 'rule', 'decline', 'cancel']
+
 const WORDS: Record<string, string> = {
   accept: 'Approve',
   acceptForSession: 'Approve for the session',
   decline: 'Decline',
   cancel: 'Cancel the turn',
+}
+
+/** The place of a decision among the buttons. */
+function place(decision: Decision): number {
+  return ORDER.indexOf(typeof decision === 'string' ? decision : 'rule')
 }
 
 /** The text of the button of a decision. */
@@ -51,9 +59,10 @@ export class Approvals {
     const reason = h('input', { type: 'text', 'aria-label': 'Reason of a refusal, for the model' })
     reason.placeholder = 'Reason of a refusal (optional)'
     const failure = h('p', { class: 'error', role: 'alert', hidden: true })
-    const buttons = approval.decisions.map((decision) => {
-      const refuses = decision === 'decline' || decision === 'cancel'
-      return button(textOf(decision), () => void this.answer(approval, decision, reason.value, failure), { class: refuses ? 'refuse' : 'approve' })
+    const decisions = [...approval.decisions].sort((one, other) => place(one) - place(other))
+    const buttons = decisions.map((decision) => {
+      const kind = decision === 'accept' ? 'approve' : place(decision) > place('acceptForSession') + 1 ? 'refuse' : 'wider'
+      return button(textOf(decision), () => void this.answer(approval, decision, reason.value, failure), { class: kind })
     })
     const what = approval.network
       ? `${visible(approval.network.host)}, port ${approval.network.port} (${visible(approval.network.protocol)})`
