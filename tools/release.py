@@ -130,6 +130,7 @@ class Release:
         with tempfile.TemporaryDirectory(prefix="release-") as name:
             with tarfile.open(fileobj=BytesIO(self._archive())) as archive:
                 archive.extractall(name, filter="data")
+            _run("make", "--directory", name, "console")
             for source in DISTRIBUTIONS.values():
                 _run(
                     *(sys.executable, "-m", "build", "--no-isolation"),

@@ -15,7 +15,6 @@ import pytest
 
 from execclient.console.pages import STATIC
 from execclient.sync import Executor, connect
-from tests.conftest import StartServer
 from tests.console.window import Window
 from tests.docs.browser import browser
 from tests.support.wire import Server
@@ -30,9 +29,15 @@ def built() -> None:
     assert (STATIC / "index.html").is_file(), "the page is not built: make console"
 
 
-@pytest.fixture
-def server(start_server: StartServer, tmp_path: Path) -> Server:
-    return start_server(f"unix://{tmp_path}/s", "--session-ttl", "60")
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A daemon for all tests of a module: each has sessions of its own, and a killed server is replaced."""
+    folder = tmp_path_factory.mktemp("daemon")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("EXECSERVER_")}
+    environment = {**kept, "XDG_STATE_HOME": str(folder / "state")}
+    daemon = Server(f"unix://{folder}/s", "--session-ttl", "60", env=environment, cwd=folder)
+    yield daemon
+    assert daemon.stop() == 0
 
 
 def kill_server(server: Server) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,8 @@ def test_two_releases_of_one_commit_are_equal(repository: Path, tmp_path: Path) 
     assert [name for name in names if (first / name).read_bytes() != (second / name).read_bytes()] == []
     sums = {name: hashlib.sha256((first / name).read_bytes()).hexdigest() for name in names if name != SUMS}
     assert (first / SUMS).read_text() == "".join(f"{digest}  {name}\n" for name, digest in sums.items())
+    with zipfile.ZipFile(first / f"execclient-{__version__}-py3-none-any.whl") as wheel:
+        assert "execclient/console/static/console.js" in wheel.namelist()
     for name in ("execclient", "execserver"):
         bill = json.loads((first / f"{name}-{__version__}.cdx.json").read_text())
         assert bill["metadata"]["component"]["name"] == name
