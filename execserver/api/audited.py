@@ -28,7 +28,7 @@ ACTS = frozenset(
         *("fs/rename", "fs/applyEdits", "fs/putFiles", "fs/open", "fs/writeBlock"),
     }
 )
-"""The methods that are written down."""
+"""The methods that are written down; `fs/open` only if it is to write."""
 
 _PLAIN = {
     "process_id": "processId",
@@ -60,6 +60,8 @@ def audited(handlers: Handlers, trail: AuditTrail) -> Handlers:
 
 def _audited(method: str, handler: Handler, trail: AuditTrail) -> Handler:
     def call(caller: Caller, params: Any) -> Result | Awaitable[Result]:
+        if method == "fs/open" and params.mode == "read":
+            return handler(caller, params)
         if sum(map(len, _contents(params))) > _AT_ONCE_BYTES:
             return later(caller, params)
         return run(caller, params, _members(method, caller, params))
@@ -168,7 +170,8 @@ def _members(method: str, caller: Caller, params: Any) -> dict[str, Any]:
 
 
 def _file(entry: Any) -> dict[str, Any]:
-    return {"path": bounded_path(str(entry.path))} | _written(entry)
+    op = entry.__struct_config__.tag  # of an edit
+    return ({"op": op} if op else {}) | {"path": bounded_path(str(entry.path))} | _written(entry)
 
 
 def _written(params: Any) -> dict[str, Any]:

@@ -120,6 +120,29 @@ def test_each_act_is_written_down_with_its_outcome_and_no_contents(
     assert done.stdout == f"acts 1 to 7, hash {lines[-1]['hash']}\n"
 
 
+def test_each_file_of_a_request_is_written_down_and_reading_is_not(
+    client: Client, audit: Path, tmp_path: Path
+) -> None:
+    data = base64.b64encode(b"new").decode()
+    (tmp_path / "old").touch()
+    edits = [
+        {"op": "write", "path": path_uri(tmp_path / "new"), "dataBase64": data},
+        {"op": "remove", "path": path_uri(tmp_path / "old")},
+    ]
+    client.call("fs/applyEdits", {"edits": edits})
+    for mode in ("read", "replace"):
+        client.call("fs/open", {"handleId": mode, "path": path_uri(tmp_path / "new"), "mode": mode})
+
+    edited, opened = acts(audit)
+    digest = hashlib.sha256(b"new").hexdigest()
+    assert (edited["method"], edited["files"]) == ("fs/applyEdits", 2)
+    assert edited["edits"] == [
+        {"op": "write", "path": str(tmp_path / "new"), "bytes": 3, "sha256": digest},
+        {"op": "remove", "path": str(tmp_path / "old")},
+    ]
+    assert (opened["method"], opened["mode"]) == ("fs/open", "replace")
+
+
 async def test_the_record_of_a_tool_call_names_the_act(
     socket: tuple[Path, int], audit: Path, tmp_path: Path
 ) -> None:
