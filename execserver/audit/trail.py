@@ -261,7 +261,7 @@ class AuditTrail:
         """Begin a new file. If that fails, the old one goes on."""
         old = self._file, self._size, self._reserved
         name = file_name(self._link.n + 1)
-        self._file = os.open(name, _APPEND, 0o600, dir_fd=self._folder)
+        self._file = os.open(name, _APPEND | os.O_EXCL, 0o600, dir_fd=self._folder)
         reach("audit-new-file")
         self._size = self._reserved = 0
         try:
