@@ -234,8 +234,8 @@ release-check: ## test, fleet, docs-check, release-tests, integrations, interop,
 
 ##@ Longer tests
 
-soak: setup ## 10,000 commands, then look for what they left behind, and a watch of 1,000,000 changes
-	EXECSERVER_SOAK_COMMANDS=10000 EXECSERVER_SOAK_CHANGES=1000000 \
+soak: setup ## 10,000 commands, then look for what they left behind, a watch of 1,000,000 changes, and 100,000 acts in an audit folder
+	EXECSERVER_SOAK_COMMANDS=10000 EXECSERVER_SOAK_CHANGES=1000000 EXECSERVER_SOAK_ACTS=100000 \
 		$(BIN)/python -m pytest -q tests/soak --timeout 1200
 
 limits-vm-setup:

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 
 from execserver import descendants
 from execserver.host import Host
-from execserver.spool.arena import LAYOUT_VERSION
+from execserver.spool.arena import EARLIER_LAYOUTS, LAYOUT_VERSION
 from execserver.supervisor.packets import VERSION
 
 HANDOVER = f"{VERSION}.{LAYOUT_VERSION}"
-"""The version that the old and the new server must share: the supervisor's packets, and the layout of the
-output index. The ledger is not in it, because each version skips the entries of another that it does not
-know."""
+"""What the old server hands over: the version of the supervisor's packets, and the layout of the output
+index. The ledger is not in it, because each version skips the entries of another that it does not know."""
+
+TAKEN_OVER = (HANDOVER, *(f"{VERSION}.{layout}" for layout in EARLIER_LAYOUTS))
+"""What the new server can take over."""
 
 TRIAL_SECONDS = 30.0
 """How long the trial may take; usually it takes less than half a second."""

@@ -177,7 +177,7 @@ class ProcessHandlers:
         session = self._session(caller, params)
         process = session.processes.get(params.process_id)
         require_resize(caller, session, process)
-        return {"running": process.output.resize(params.size.rows, params.size.cols)}
+        return {"running": process.resize(params.size.rows, params.size.cols)}
 
     def signal(self, caller: Caller, params: SignalParams) -> SignalResult | Awaitable[SignalResult]:
         """Send a signal to the leader, its group or all descendants, if they live."""
@@ -597,6 +597,7 @@ def _read_page(caller: Caller, process: ManagedProcess, params: ReadParams) -> E
         exited=exited,
         closed=process.closed and ends,
         extensions=caller.extensions,
+        sizes=caller.extensions and params.sizes is True,
     )
     return Encoded(first, after, rest=tuple(rest))
 
@@ -611,20 +612,22 @@ def _encode_page(
     exited: bool,
     closed: bool,
     extensions: bool,
+    sizes: bool,
 ) -> list[bytes]:
     """A page as JSON; a large one in pieces, so that the base64 text of its chunks is never copied."""
     texts = [b'{"chunks":[']
     if unlimited:
         texts += [filler + b"," for filler in _fill_gap(process, after_seq)]
     for chunk in page.chunks:
+        at = b'"at":%d,' % chunk.at_ms if extensions and chunk.at_ms else b""
         texts += (
-            b'{"seq":%d,"stream":"%b","chunk":"' % (chunk.seq, chunk.stream.encode()),
+            b'{"seq":%d,"stream":"%b",%b"chunk":"' % (chunk.seq, chunk.stream.encode(), at),
             pybase64.b64encode(chunk.data),
             b'"},',
         )
     texts[-1] = texts[-1].removesuffix(b",")
     texts.append(
-        b'],"nextSeq":%d,"exited":%b,"exitCode":%b,"closed":%b,"failure":%b,"sandboxDenied":%b%b%b}'
+        b'],"nextSeq":%d,"exited":%b,"exitCode":%b,"closed":%b,"failure":%b,"sandboxDenied":%b%b%b%b}'
         % (
             next_seq,
             _boolean(exited),
@@ -636,6 +639,9 @@ def _encode_page(
             b""
             if page.first_seq is None
             else b',"firstSeq":%d,"lostBytes":%d' % (page.first_seq, page.lost_bytes),
+            b""
+            if not sizes or process.sizes is None
+            else b',"sizes":' + encode_json(process.sizes.between(after_seq, next_seq)),
         )
     )
     return texts if sum(map(len, texts)) >= _PIECES_FROM_BYTES else [b"".join(texts)]

@@ -26,7 +26,7 @@ import msgspec
 from execserver.fault_points import reach
 from execserver.spool.data_file import DataFile
 from execserver.spool.log_files import LogFiles, UnreadableError
-from execserver.spool.process_index import IndexRecord, ProcessIndex
+from execserver.spool.process_index import IndexRecord, ProcessIndex, now_ms
 from execserver.spool.spool import CHUNK_BYTES, LARGE_CHUNK_BYTES, Spool, SpoolBudget
 from execserver.telemetry.measures import measures
 
@@ -47,6 +47,8 @@ class Chunk(NamedTuple):
     data: bytes
     offset: int
     """Bytes of the process's output before this chunk, over all streams."""
+    at_ms: int
+    """When it was taken, in milliseconds since 1970; 0 if that is not known."""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -186,7 +188,7 @@ class OutputLog:
         Raises:
             OSError: no memory.
         """
-        return self._index.append(kind)
+        return self._index.append(kind, at_ms=now_ms())
 
     # -- what there is
 
@@ -267,7 +269,7 @@ class OutputLog:
         except UnreadableError as error:
             self._drop_unreadable(error.record)
             return None
-        return Chunk(seq, cast("Stream", record.kind), data, record.offset)
+        return Chunk(seq, cast("Stream", record.kind), data, record.offset, record.at_ms)
 
     def read(self, after_seq: int, max_bytes: int | None, page_bytes: int) -> Page:
         """The kept chunks after a cursor, oldest first: at most `max_bytes`, or `page_bytes` if that is None,
@@ -358,7 +360,7 @@ class OutputLog:
             self._drop_unreadable(error.record)
             return None
         return [
-            Chunk(record.seq, cast("Stream", record.kind), data, record.offset)
+            Chunk(record.seq, cast("Stream", record.kind), data, record.offset, record.at_ms)
             for record, data in zip(records, contents, strict=True)
         ]
 

@@ -42,6 +42,7 @@ from execserver.processes.reserved_descriptors import ReservedDescriptors
 from execserver.processes.sandboxed_child import ProcessSandbox
 from execserver.processes.spawn import Spawned
 from execserver.processes.stdin import InputBudget
+from execserver.processes.terminal_sizes import TerminalSizes
 from execserver.spool.records import ProcessState, Started
 from execserver.supervisor.fd_store_protocol import INPUT
 from execserver.telemetry.measures import measures
@@ -157,6 +158,7 @@ class ManagedProcess:
         "proxy",
         "released",
         "sandbox",
+        "sizes",
         "started",
         "streams",
         "subscribers",
@@ -212,6 +214,7 @@ class ManagedProcess:
         if started.paced:
             self.output.pace()
         self.streams = self.output.streams
+        self.sizes = TerminalSizes(started, log, context.recovery) if started.tty else None
         self.input: ProcessInput | None = None
         """None for a process without a pipe or a terminal to write to."""
         if started.tty or started.pipe_stdin:
@@ -247,6 +250,8 @@ class ManagedProcess:
         context = self._context
         self._other_slots += slots
         _restore_end(self, state)
+        if self.sizes is not None:
+            self.sizes.restore(state)
         self.leader.inherit(state, None if spawned is None else spawned.pidfd)
         if spawned is not None:
             self.proxy = begin_inherited(self, spawned, slots, self._tag)
@@ -326,6 +331,13 @@ class ManagedProcess:
         self._news.expedite()
 
     # -- control
+
+    def resize(self, rows: int, cols: int) -> bool:
+        """Set the size of the terminal, and record that. Returns and raises as `OutputReader.resize`."""
+        running = self.output.resize(rows, cols)
+        if running and self.sizes is not None:
+            self.sizes.changed(self.number, rows, cols)
+        return running
 
     def pause(self) -> None:
         """Take no output until `resume`."""

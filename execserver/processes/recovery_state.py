@@ -39,6 +39,7 @@ from execserver.spool.records import (
     NetworkAnswer,
     NetworkDecided,
     NetworkTarget,
+    Resized,
     Service,
     SessionEnded,
     SessionEnding,
@@ -298,6 +299,10 @@ class RecoveryState:
     def written(self, number: int, write_id: str, end: int) -> None:
         """Record input, before it is accepted."""
         self._append(Written(number, write_id, end))
+
+    def resized(self, record: Resized) -> None:
+        """Record the size of a terminal, which is set in any case."""
+        self._note(record)
 
     def stdin_closed(self, number: int) -> None:
         """Record that no more input is accepted."""

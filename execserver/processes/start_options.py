@@ -127,6 +127,7 @@ class StartOptions(msgspec.Struct, frozen=True):
             self.grace,
             None if self.limits is None else self.limits.values(),
             self.paced,
+            spec.size if spec.tty else None,
         )
         return started, locks
 

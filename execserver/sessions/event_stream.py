@@ -284,9 +284,10 @@ class EventStream:
     def _send_chunk(self, chunk: Chunk) -> None:
         lost = self._lost_before(chunk.offset, chunk.seq)
         self._offset = chunk.offset + len(chunk.data)
+        at = b',"at":%d' % chunk.at_ms if self._extensions and chunk.at_ms else b""
         self._sink.send_event(
             (
-                self._prefix(chunk.stream) + b'%d%b,"chunk":"' % (chunk.seq, lost),
+                self._prefix(chunk.stream) + b'%d%b%b,"chunk":"' % (chunk.seq, at, lost),
                 pybase64.b64encode(chunk.data),
                 b'"}}',
             )

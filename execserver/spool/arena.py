@@ -10,9 +10,10 @@ Rules kept in this file:
 
 The file consists of blocks of 128 words. The first block holds the version of this layout. Any other
 belongs to the process whose number is its first word, or is free when that is 0. It has a head of 8 words
-and 60 records of two words: the offset of the event in the whole output of its process, and a word with its
-kind, the place of its bytes, and a bit that makes the record valid. Block 0 of a process also holds the state
-of the process as a whole.
+and 40 records of three words: the offset of the event in the whole output of its process, its time, and a
+word with its kind, the place of its bytes, and a bit that makes the record valid. Block 0 of a process also
+holds the state of the process as a whole. In layout 1, records had no time, and each block had 60; processes
+of a server with that layout keep such blocks.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ import os
 import sys
 import weakref
 
-from execserver.spool.process_index import BLOCK_WORDS, ORDINAL, OWNER
+from execserver.spool.process_index import BLOCK_WORDS, ORDINAL, OWNER, WITH_TIMES
 from execserver.spool.process_index import ProcessIndex as ProcessIndex
 
 _STEP_BYTES = 1 << 20
 """How much the file grows at a time. A step is mapped once, and stays where it is."""
 
 _STEP_BLOCKS = _STEP_BYTES // (8 * BLOCK_WORDS)
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
+EARLIER_LAYOUTS = (1,)
+"""The layouts of earlier versions that this one can continue."""
 
-_LAYOUT = 0x6578_6563_6C6F_0000 + LAYOUT_VERSION
+_OURS = 0x6578_6563_6C6F_0000
+_LAYOUT = _OURS + LAYOUT_VERSION
 """The first word of the file: ours, and the version of the layout in its last two bytes."""
 
 _NOTHING = memoryview(bytes(8 * (BLOCK_WORDS - 1))).cast("Q")
@@ -66,7 +70,8 @@ class IndexArena:
         self._unmap = weakref.finalize(self, _unmap, self._addresses, _STEP_BYTES)
         for step in range(os.fstat(fd).st_size // _STEP_BYTES):
             self._map(step)
-        if not self._views or self._views[0][0] != _LAYOUT:
+        layout = self._views[0][0] - _OURS if self._views else 0
+        if layout not in (LAYOUT_VERSION, *EARLIER_LAYOUTS):
             raise ValueError("the index has a layout that this version does not know")
 
     @classmethod
@@ -90,6 +95,7 @@ class IndexArena:
     def restore(self) -> dict[int, ProcessIndex]:
         """The indices that the previous server left, by process. Call it once, before anything else."""
         owned: dict[int, dict[int, int]] = {}
+        self._views[0][0] = _LAYOUT  # before there is a record with a time
         for step, view in enumerate(self._views):
             owners = view[OWNER::BLOCK_WORDS].tolist()
             for place, owner in enumerate(owners):
@@ -97,7 +103,7 @@ class IndexArena:
                 if block == 0:
                     continue
                 if owner:
-                    ordinal = view[place * BLOCK_WORDS + ORDINAL]
+                    ordinal = view[place * BLOCK_WORDS + ORDINAL] & ~WITH_TIMES
                     owned.setdefault(owner, {})[ordinal] = block
                 else:
                     self._free.append(block)
@@ -147,7 +153,7 @@ class IndexArena:
         block = self._free.pop()
         view, base = self.place(block)
         view[base + 1 : base + BLOCK_WORDS] = _NOTHING
-        view[base + ORDINAL] = ordinal
+        view[base + ORDINAL] = ordinal or WITH_TIMES
         view[base + OWNER] = number
         return block
 

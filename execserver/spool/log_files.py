@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from execserver.fault_points import reach
 from execserver.spool.data_file import DataFile, NotStoredError
-from execserver.spool.process_index import MAX_LENGTH, IndexRecord, Kind, ProcessIndex
+from execserver.spool.process_index import MAX_LENGTH, IndexRecord, Kind, ProcessIndex, now_ms
 from execserver.spool.small_files import FIRST_PLACE, SmallFile, slot_of
 from execserver.spool.spool import CHUNK_BYTES, LARGE_CHUNK_BYTES, RETRY_SECONDS, SHORT_OF_DESCRIPTORS, Spool
 from execserver.supervisor.fd_store_protocol import DATA, MEMORY
@@ -157,7 +157,7 @@ class LogFiles:
         Raises:
             OSError: no memory. Never for what `move` gave.
         """
-        self._index.append(moved.kind, moved.size, moved.position, moved.in_memory)
+        self._index.append(moved.kind, moved.size, moved.position, moved.in_memory, now_ms())
         reach("after-index")
 
     @property
@@ -288,7 +288,7 @@ class LogFiles:
     def _recover_small(self, kind: Kind, start: int) -> None:
         size = 0 if self.small is None else self.small.moved_beyond(start)
         if self.small is not None and size:
-            self._index.append(kind, size, start, True)
+            self._index.append(kind, size, start, True, now_ms())
             self.small.position = start + size
 
     # -- which file

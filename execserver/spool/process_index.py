@@ -2,8 +2,9 @@
 
 Rules kept in this file:
 
-1. Numbers are dense, and a block holds 60 records: a number tells the block and the place of its record.
-2. The second word of a record is stored last, and makes it valid. What has to be known before an operation
+1. Numbers are dense, and a block holds 40 records: a number tells the block and the place of its record.
+   A process that a server of an earlier version started has records without times, 60 in a block.
+2. The last word of a record is stored last, and makes it valid. What has to be known before an operation
    (where bytes go, what is dropped) is one word in the head of block 0, stored before.
 3. Records of dropped events are kept for a while, so that a gap can be stated in bytes.
 
@@ -12,15 +13,16 @@ The layout of the file is in `arena.py`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple, Protocol
 
 Kind = Literal["stdout", "stderr", "pty", "exited", "closed"]
 
 BLOCK_WORDS = 128
-RECORDS_A_BLOCK = 60
+RECORDS_A_BLOCK, RECORDS_WITHOUT_TIME = 40, 60
 KEPT_EVICTIONS = 32_768
-"""How many records of evicted events are kept, to state a gap exactly (0.5 MiB)."""
+"""How many records of evicted events are kept, to state a gap exactly (0.8 MiB)."""
 
 MAX_LENGTH: Final = 1 << 20
 """Bytes of one event: the limit of a chunk on the wire."""
@@ -30,6 +32,9 @@ MAX_POSITION: Final = (1 << 38) - 1
 
 OWNER, ORDINAL = 0, 1
 """In the head of every block: the number of its process, and which of its blocks it is."""
+
+WITH_TIMES = 1 << 63
+"""In the second word of block 0: the records of the process have three words, and not two."""
 
 _HEAD_WORDS = 8
 _PENDING, _EVICTED_THROUGH, _DISK_BYTES, _MEMORY_BYTES, _EXITED, _CLOSED = 2, 3, 4, 5, 6, 7
@@ -55,6 +60,8 @@ class IndexRecord(NamedTuple):
     """Where its bytes begin in their data file."""
     in_memory: bool
     """Whether they are in the data file in memory, not in the one on disk."""
+    at_ms: int = 0
+    """When it was recorded, in milliseconds since 1970; 0 in a record without a time."""
 
     @property
     def has_bytes(self) -> bool:
@@ -96,6 +103,8 @@ class ProcessIndex:
         "_head",
         "_head_base",
         "_low",
+        "_record_words",
+        "_records_a_block",
         "_view",
         "evicted_offset",
         "evicted_through",
@@ -109,7 +118,10 @@ class ProcessIndex:
         self.number = number
         self._head, self._head_base = arena.place(blocks[0])
         self._blocks = blocks
-        if len(blocks) == 1 and not self._head[self._head_base + _HEAD_WORDS + 1]:
+        has_times = self._head[self._head_base + ORDINAL] & WITH_TIMES
+        self._record_words = 3 if has_times else 2
+        self._records_a_block = RECORDS_A_BLOCK if has_times else RECORDS_WITHOUT_TIME
+        if len(blocks) == 1 and not self._head[self._head_base + _HEAD_WORDS + self._record_words - 1]:
             # No event yet, as in every new index.
             self._low = 1
             self._view, self._base = self._head, self._head_base
@@ -117,12 +129,12 @@ class ProcessIndex:
             self.evicted_through = self.total = self.evicted_offset = 0
             return
         last_view, last_base = arena.place(blocks[-1])
-        ordinal = last_view[last_base + ORDINAL]
+        ordinal = last_view[last_base + ORDINAL] & ~WITH_TIMES
         self._low = ordinal - len(blocks) + 2
         """The ordinal of the oldest block but block 0."""
         self._view, self._base = last_view, last_base
         """The newest block."""
-        self.next_seq = ordinal * RECORDS_A_BLOCK + 1 + _valid_records(last_view, last_base)
+        self.next_seq = ordinal * self._records_a_block + 1 + self._valid_records(last_view, last_base)
         """The number of the next event."""
         self.evicted_through = self._head[self._head_base + _EVICTED_THROUGH]
         """The number of the newest event that was dropped; 0 when none was."""
@@ -170,14 +182,16 @@ class ProcessIndex:
         Raises:
             OSError: no memory for the record to come.
         """
-        if (self.next_seq - 1) % RECORDS_A_BLOCK == 0 and self.next_seq > 1:
+        if (self.next_seq - 1) % self._records_a_block == 0 and self.next_seq > 1:
             self._add_block()
         word = _VALID | _CODES[kind] << _KIND_SHIFT | position
         self._head[self._head_base + _PENDING] = word | _IN_MEMORY if in_memory else word
 
     # -- events
 
-    def append(self, kind: Kind, length: int = 0, position: int = 0, in_memory: bool = False) -> int:
+    def append(
+        self, kind: Kind, length: int = 0, position: int = 0, in_memory: bool = False, at_ms: int = 0
+    ) -> int:
         """Record the next event, and return its number.
 
         Args:
@@ -185,18 +199,22 @@ class ProcessIndex:
             length: its bytes, at most 1 MiB; 0 for an end.
             position: where they begin in their data file.
             in_memory: whether that is the one in memory.
+            at_ms: the time now, in milliseconds since 1970.
 
         Raises:
             OSError: no memory. Never after `begin`.
         """
         seq = self.next_seq
-        place = (seq - 1) % RECORDS_A_BLOCK
+        place = (seq - 1) % self._records_a_block
         if place == 0 and seq > 1:
             self._add_block()
-        view, at = self._view, self._base + _HEAD_WORDS + 2 * place
+        words = self._record_words
+        view, at = self._view, self._base + _HEAD_WORDS + words * place
         word = _VALID | _CODES[kind] << _KIND_SHIFT | length << _LENGTH_SHIFT | position
         view[at] = self.total
-        view[at + 1] = word | _IN_MEMORY if in_memory else word
+        if words == 3:
+            view[at + 1] = at_ms
+        view[at + words - 1] = word | _IN_MEMORY if in_memory else word
         self.next_seq = seq + 1
         self.total += length
         if not length and kind in ("exited", "closed"):
@@ -207,16 +225,17 @@ class ProcessIndex:
         """The event of that number; None when there is none yet, or its record is gone."""
         if not 0 < seq < self.next_seq:
             return None
-        ordinal, place = divmod(seq - 1, RECORDS_A_BLOCK)
+        ordinal, place = divmod(seq - 1, self._records_a_block)
         if ordinal == 0:
             view, base = self._head, self._head_base
         elif ordinal >= self._low and self._blocks:
             view, base = self._arena.place(self._blocks[ordinal - self._low + 1])
         else:
             return None
-        at = base + _HEAD_WORDS + 2 * place
-        word = view[at + 1]
-        return _unpack(seq, view[at], word) if word & _VALID else None
+        words = self._record_words
+        at = base + _HEAD_WORDS + words * place
+        word = view[at + words - 1]
+        return _unpack(seq, view[at], view[at + 1] if words == 3 else 0, word) if word & _VALID else None
 
     def first_chunk_after(self, seq: int) -> IndexRecord | None:
         """The first chunk whose number is above `seq`, which is not dropped; None if there is none."""
@@ -231,18 +250,20 @@ class ProcessIndex:
     def records_after(self, seq: int) -> Iterator[IndexRecord]:
         """The known events whose numbers are above `seq`, oldest first."""
         while seq < self.next_seq - 1:
-            ordinal, place = divmod(seq, RECORDS_A_BLOCK)
-            seq = (ordinal + 1) * RECORDS_A_BLOCK
+            ordinal, place = divmod(seq, self._records_a_block)
+            seq = (ordinal + 1) * self._records_a_block
             if 0 < ordinal < self._low or not self._blocks:
                 continue
             view, base = self._arena.place(self._blocks[ordinal - self._low + 1 if ordinal else 0])
-            words = view[base + _HEAD_WORDS + 2 * place : base + BLOCK_WORDS].tolist()
-            number = ordinal * RECORDS_A_BLOCK + place
-            for offset, word in zip(words[::2], words[1::2], strict=True):
+            step = self._record_words
+            words = view[base + _HEAD_WORDS + step * place : base + BLOCK_WORDS].tolist()
+            times = words[1::3] if step == 3 else [0] * (len(words) // 2)
+            number = ordinal * self._records_a_block + place
+            for offset, at_ms, word in zip(words[::step], times, words[step - 1 :: step], strict=True):
                 number += 1
                 if number == self.next_seq:
                     return
-                yield _unpack(number, offset, word)
+                yield _unpack(number, offset, at_ms, word)
 
     def evict_through(self, record: IndexRecord) -> None:
         """Drop all events up to this one. The records of the last 32,768 stay, to state gaps."""
@@ -251,7 +272,7 @@ class ProcessIndex:
         self.evicted_through = seq
         self._head[self._head_base + _EVICTED_THROUGH] = seq
         blocks = self._blocks
-        while len(blocks) > 2 and (self._low + 1) * RECORDS_A_BLOCK <= seq - KEPT_EVICTIONS:
+        while len(blocks) > 2 and (self._low + 1) * self._records_a_block <= seq - KEPT_EVICTIONS:
             self._arena.free_block(blocks.pop(1))
             self._low += 1
 
@@ -288,8 +309,9 @@ class ProcessIndex:
         """Bytes after number `seq` that were dropped: exact if its record is kept, else a lower bound."""
         if seq >= self.evicted_through:
             return 0
-        if seq > RECORDS_A_BLOCK and (seq - 1) // RECORDS_A_BLOCK < self._low:
-            oldest = self.record(self._low * RECORDS_A_BLOCK + 1)
+        a_block = self._records_a_block
+        if seq > a_block and (seq - 1) // a_block < self._low:
+            oldest = self.record(self._low * a_block + 1)
             return self.evicted_offset - oldest.offset if oldest is not None else 0
         return self.evicted_offset - self._end_of(seq)
 
@@ -311,15 +333,25 @@ class ProcessIndex:
 
     def _add_block(self) -> None:
         """Add a block for `next_seq`, the first number of a block."""
-        ordinal = (self.next_seq - 1) // RECORDS_A_BLOCK
+        ordinal = (self.next_seq - 1) // self._records_a_block
         if self._view[self._base + ORDINAL] == ordinal:
             return
         block = self._arena.allocate(self.number, ordinal)
         self._blocks.append(block)
         self._view, self._base = self._arena.place(block)
 
+    def _valid_records(self, view: memoryview, base: int) -> int:
+        step = self._record_words
+        words = view[base + _HEAD_WORDS + step - 1 : base + BLOCK_WORDS : step]
+        return next((count for count, word in enumerate(words) if not word & _VALID), len(words))
 
-def _unpack(seq: int, offset: int, word: int) -> IndexRecord:
+
+def now_ms() -> int:
+    """The time of an event that is recorded now, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def _unpack(seq: int, offset: int, at_ms: int, word: int) -> IndexRecord:
     return IndexRecord(
         seq,
         _KINDS[word >> _KIND_SHIFT & _KIND_MASK],
@@ -327,11 +359,5 @@ def _unpack(seq: int, offset: int, word: int) -> IndexRecord:
         word >> _LENGTH_SHIFT & _LENGTH_MASK,
         word & MAX_POSITION,
         bool(word & _IN_MEMORY),
+        at_ms,
     )
-
-
-def _valid_records(view: memoryview, base: int) -> int:
-    count = 0
-    while count < RECORDS_A_BLOCK and view[base + _HEAD_WORDS + 2 * count + 1] & _VALID:
-        count += 1
-    return count

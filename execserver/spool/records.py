@@ -26,6 +26,10 @@ KEPT_NETWORK_DECISIONS = 1024
 """The client's decisions about hosts that are kept a session, the newest. A command that invents hosts must
 not fill the ledger; above the limit the client is asked again."""
 
+KEPT_SIZES = 1024
+"""The sizes that are kept a terminal, the newest: a client that drags the edge of a window must not fill the
+ledger."""
+
 NetworkTarget = tuple[str, str, int]
 """A protocol, a host and a port."""
 
@@ -139,6 +143,9 @@ class Started(Record, tag="started", frozen=True):
     """The limits in force, by their names on the wire; None without any."""
     paced: bool = False
     """Whether its output is held back rather than dropped."""
+    size: tuple[int, int] | None = None
+    """The rows and columns of its terminal at the start; None without a terminal, and in the records of older
+    versions."""
 
 
 class Written(Record, tag="written", frozen=True):
@@ -147,6 +154,18 @@ class Written(Record, tag="written", frozen=True):
     number: int
     write_id: str
     end: int
+
+
+class Resized(Record, tag="resized", frozen=True):
+    """The size of the terminal was set."""
+
+    number: int
+    seq: int
+    """The number of the newest event then; 0 before the first one."""
+    at_ms: int
+    """Milliseconds since 1970."""
+    rows: int
+    cols: int
 
 
 class StdinClosed(Record, tag="stdin-closed", frozen=True):
@@ -214,6 +233,7 @@ AnyRecord = (
     | Launching
     | Started
     | Written
+    | Resized
     | StdinClosed
     | Ending
     | Exited
@@ -234,6 +254,8 @@ class ProcessState(msgspec.Struct):
     """The same for writes from other sessions."""
     accepted_end: int = 0
     """The length of the accepted input in bytes."""
+    sizes: list[Resized] = msgspec.field(default_factory=list)
+    """The newest `KEPT_SIZES` sizes of its terminal, oldest first."""
     stdin_closed: bool = False
     ending: str | None = None
     tree_ending: bool = False
@@ -279,6 +301,7 @@ class ProcessState(msgspec.Struct):
             writes.sort(key=lambda write: write[1])
         for write_id, end in writes:
             yield Written(number, write_id, end)
+        yield from self.sizes
         if self.stdin_closed:
             yield StdinClosed(number)
         if self.ending is not None:
@@ -438,6 +461,17 @@ def _written(process: ProcessState, record: Written) -> None:
     process.accepted_end = record.end
 
 
+def _resized(process: ProcessState, record: Resized) -> None:
+    keep_size(process.sizes, record)
+
+
+def keep_size(kept: list[Resized], record: Resized) -> None:
+    """Add a size to those of a terminal, in the place of the oldest if there are too many."""
+    kept.append(record)
+    if len(kept) > KEPT_SIZES:
+        del kept[0]
+
+
 def _stdin_closed(process: ProcessState, _record: StdinClosed) -> None:
     process.stdin_closed = True
 
@@ -473,6 +507,7 @@ _FOLD: dict[type[AnyRecord], Callable[[State, Any], None]] = {
     Forgotten: _forgotten,
     ForgottenProcess: _forgotten_process,
     Written: _of_process(_written),
+    Resized: _of_process(_resized),
     StdinClosed: _of_process(_stdin_closed),
     Ending: _of_process(_ending),
     Exited: _of_process(_exited),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ import pytest
 from tests.conformance.endpoint import Endpoint, SharedServers
 from tests.sandbox.profiles import DISABLED, READ_ONLY, WORKSPACE, context, unrestricted
 from tests.support.wire import PATIENCE, Client, Json, ReplyError, alive, path_uri
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 @pytest.fixture
@@ -55,6 +60,81 @@ def test_start_answers_the_pid(extended: Client, tty: bool) -> None:
 
 
 @pytest.mark.everywhere
+@pytest.mark.statement("X22")
+def test_each_chunk_has_the_time_of_its_taking_in_events_and_pages(extended: Client) -> None:
+    before = now_ms()
+    process = extended.shell("echo 1; read -r x; echo 2", pipeStdin=True)
+    process.wait_output(b"1\n")
+    between = now_ms()
+    process.write("\n", "w")
+    process.wait_closed()
+    after = now_ms()
+
+    events = [params for method, params in process.log.events if method == "process/output"]
+    first, second = (event["at"] for event in events)
+    assert before <= first <= between <= second <= after
+    assert [chunk["at"] for chunk in process.read()["chunks"]] == [first, second]
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("X23")
+def test_a_read_has_the_sizes_of_the_terminal_if_it_asks(extended: Client) -> None:
+    before = now_ms()
+    process = extended.shell("echo 1; read -r x; echo 2; read -r x; echo 3", tty=True)
+    process.wait_output(b"1\r\n")
+    for rows, cols in ((30, 100), (30, 100), (40, 120)):
+        size = {"rows": rows, "cols": cols}
+        assert extended.call("process/resize", {"processId": process.id, "size": size}) == {"running": True}
+    process.write(b"\n", "1")
+    process.wait_output(b"2\r\n")
+
+    def read(after: int) -> tuple[list[list[int]], list[int]]:
+        params = {"processId": process.id, "afterSeq": after, "maxBytes": 1, "sizes": True}
+        page = extended.call("process/read", params)
+        sizes = page["sizes"]
+        assert [size["at"] for size in sizes] == sorted(size["at"] for size in sizes)
+        assert all(before <= size["at"] <= now_ms() for size in sizes)
+        return [[size["seq"], size["rows"], size["cols"]] for size in sizes], [
+            chunk["seq"] for chunk in page["chunks"]
+        ]
+
+    changed = [[1, 30, 100], [1, 40, 120]]
+    assert read(0) == ([[0, 24, 80], *changed], [1])
+    assert read(1) == ([[1, 40, 120]], [2])
+    assert "sizes" not in process.read()
+    process.write(b"\n", "2")
+    process.wait_closed()
+    assert extended.call("process/resize", {"processId": process.id, "size": size}) == {"running": False}
+    assert read(2)[0] == [[1, 40, 120]]
+
+
+@pytest.mark.everywhere
+@pytest.mark.statement("X23")
+def test_pipes_have_no_size(extended: Client) -> None:
+    process = extended.shell("echo 1").wait_closed()
+    assert "sizes" not in extended.call("process/read", {"processId": process.id, "sizes": True})
+    assert extended.refused("process/read", {"processId": process.id, "sizes": 1}).code == -32602
+
+
+@pytest.mark.statement("X24", "X4")
+def test_a_start_answers_its_number_in_the_audit_folder(endpoint: Endpoint, tmp_path: Path) -> None:
+    private = endpoint.private("--audit-dir", str(tmp_path / "audit"))
+    assert "audit" not in private.connect().start("/bin/true").started
+    client = private.connect(extensions=True)
+    assert [client.start("/bin/true").started["audit"] for _ in range(2)] == [2, 3]
+
+
+@pytest.mark.statement("X22", "O42")
+def test_a_lost_number_has_no_time(endpoint: Endpoint) -> None:
+    client = endpoint.private("--retained-output-bytes", "1000").connect(extensions=True)
+    process = client.shell("for n in 1 2 3 4; do head -c 600 /dev/zero; sleep 0.1; done").wait_closed()
+
+    chunks = process.read()["chunks"]
+    assert [("at" in chunk, bool(chunk["chunk"])) for chunk in chunks[:1]] == [(False, False)]
+    assert ("at" in chunks[-1], bool(chunks[-1]["chunk"])) == (True, True)
+
+
+@pytest.mark.everywhere
 @pytest.mark.statement("X3", "P32")
 def test_terminate_of_a_tree_answers_survivors(extended: Client) -> None:
     process = extended.shell("setsid sleep 300 & sleep 300")
@@ -67,10 +147,12 @@ def test_terminate_of_a_tree_answers_survivors(extended: Client) -> None:
 
 @pytest.mark.statement("X4", "X8")
 @pytest.mark.parametrize("extensions", [False, True])
-def test_events_are_the_same_but_for_the_cause(endpoint: Endpoint, extensions: bool) -> None:
+def test_events_are_the_same_but_for_the_cause_and_the_time(endpoint: Endpoint, extensions: bool) -> None:
     client = endpoint.connect(extensions=extensions)
     process = client.shell("echo x", processId="p").wait_closed()
     more = {"cause": "normal"} if extensions else {}
+    times = [params.pop("at") for _, params in process.log.events if "at" in params]
+    assert len(times) == extensions
     assert process.log.events == [
         ("process/output", {"processId": "p", "seq": 1, "stream": "stdout", "chunk": "eAo="}),
         ("process/exited", {"processId": "p", "seq": 2, "exitCode": 0, "sandboxDenied": False, **more}),

@@ -101,6 +101,42 @@ def test_a_service_survives_again_and_again(private: Endpoint) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.transports(*SOCKETS)
+@pytest.mark.statement("X22", "H42")
+def test_output_keeps_its_time_in_a_new_server(private: Endpoint) -> None:
+    client = private.connect(extensions=True)
+    process = client.start("/bin/cat", pipeStdin=True)
+    for number in range(3):
+        process.write(f"{number}", f"{number}")
+        process.wait_output(f"{number}".encode())
+    before = process.read()["chunks"]
+    kill_server(private)
+
+    client = resume(private, client.session_id, extensions=True)
+
+    assert client.process(process.id).read()["chunks"] == before
+    assert [decode(chunk["chunk"]) for chunk in before] == [b"0", b"1", b"2"]
+    assert all(chunk["at"] > 0 for chunk in before)
+
+
+@pytest.mark.transports(*SOCKETS)
+@pytest.mark.statement("X23", "H42")
+def test_the_sizes_of_a_terminal_are_known_to_a_new_server(private: Endpoint) -> None:
+    client = private.connect(extensions=True)
+    process = client.shell("echo 1; sleep 100", tty=True)
+    process.wait_output(b"1\r\n")
+    size = {"processId": process.id, "size": {"rows": 30, "cols": 100}}
+    assert client.call("process/resize", size) == {"running": True}
+    question = {"processId": process.id, "sizes": True}
+    before = client.call("process/read", question)["sizes"]
+    assert [each["rows"] for each in before] == [24, 30]
+    kill_server(private)
+
+    client = resume(private, client.session_id, extensions=True)
+
+    assert client.call("process/read", question)["sizes"] == before
+
+
 @pytest.mark.statement("H41")
 def test_a_session_is_resumed_after_more_than_its_time_without_a_server(endpoint: Endpoint) -> None:
     private = endpoint.private("--session-ttl", "1")

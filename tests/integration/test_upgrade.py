@@ -30,7 +30,7 @@ from tests.support.wire import PATIENCE, Client, ConnectionEndedError, connect_u
 class Installation:
     """A copy of the packages with an interpreter that finds it, and a service that runs from it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_earlier: bool) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
         self._python = folder / "venv/bin/python"
         packages = next((folder / "venv/lib").glob("python*/site-packages"))
@@ -40,6 +40,8 @@ class Installation:
             shutil.copytree(package.__path__[0], packages / package.__name__, ignore=ignored)
         # Behind the copy: everything else that this environment has.
         (packages / "others.pth").write_text(f"{Path(msgspec.__file__).parents[1]}\n")
+        if is_earlier:
+            self.change_layout(2, 1)
         self._clients = contextlib.ExitStack()
         self.config = folder / "config.toml"
         self.config.touch(mode=0o600)
@@ -78,6 +80,13 @@ class Installation:
         assert old in text
         path.write_text(text.replace(old, new))
 
+    def change_layout(self, old: int, new: int) -> None:
+        """Let the installed code be of the version with another layout of the index: 1 had no times."""
+        arena, code = "spool/arena.py", {1: "ordinal", 2: "ordinal or WITH_TIMES"}
+        versions = {1: "1\nEARLIER_LAYOUTS: tuple[int, ...] = ()\n", 2: "2\nEARLIER_LAYOUTS = (1,)\n"}
+        self.replace(arena, f"LAYOUT_VERSION = {versions[old]}", f"LAYOUT_VERSION = {versions[new]}")
+        self.replace(arena, f"[base + ORDINAL] = {code[old]}\n", f"[base + ORDINAL] = {code[new]}\n")
+
     def reload(self) -> None:
         self.process.send_signal(signal.SIGHUP)
 
@@ -95,13 +104,26 @@ class Installation:
         self._log.close()
 
 
-@pytest.fixture
-def installed() -> Iterator[Installation]:
+@contextlib.contextmanager
+def installation(*, is_earlier: bool = False) -> Iterator[Installation]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="exec-", dir="/tmp")))
-        installation = Installation(folder)
-        stack.callback(installation.end)
-        yield installation
+        made = Installation(folder, is_earlier=is_earlier)
+        stack.callback(made.end)
+        yield made
+
+
+@pytest.fixture
+def installed() -> Iterator[Installation]:
+    with installation() as made:
+        yield made
+
+
+@pytest.fixture
+def earlier() -> Iterator[Installation]:
+    """A service of the version before times were kept."""
+    with installation(is_earlier=True) as made:
+        yield made
 
 
 def version(client: Client) -> str:
@@ -224,3 +246,37 @@ def test_five_upgrades_in_a_row_lose_nothing(installed: Installation) -> None:
             break
     assert page["exitCode"] == 7
     assert output.split() == [b"%d" % number for number in range(1, 200_001)]
+
+
+def test_a_version_with_times_takes_over_output_without_and_not_the_reverse(earlier: Installation) -> None:
+    client = earlier.connect()
+    cat = client.start("/bin/cat", pipeStdin=True)
+    lines = [b"%d\n" % number for number in range(100)]
+    for line in lines[:70]:  # more than a block of the index
+        cat.write(line, line.decode())
+        cat.wait_output(line)
+    before = cat.read()["chunks"]
+    assert len(before) == 70
+    assert not any("at" in chunk for chunk in before)
+
+    earlier.change_layout(1, 2)
+    earlier.reload()
+    client.wait_end()
+    client = earlier.connect(client.session_id)
+
+    cat = client.process(cat.id)
+    for line in lines[70:]:
+        cat.write(line, line.decode())
+    cat.wait_output(lines[-1])
+    after = cat.read()["chunks"]
+    assert after[:70] == before
+    assert b"".join(decode(chunk["chunk"]) for chunk in after) == b"".join(lines)
+    assert not any("at" in chunk for chunk in after)
+    process = client.shell("echo new", processId="new").wait_closed()
+    assert all(chunk["at"] for chunk in process.read()["chunks"])
+
+    earlier.change_layout(2, 1)
+    earlier.reload()
+    earlier.wait_for_log("reload failed, nothing has changed")
+    assert "stop the service and start it again" in earlier.log
+    assert process.read()["chunks"]

@@ -86,12 +86,34 @@ class RunResult:
         )
 
 
-class Chunk(NamedTuple):
-    """A piece of output. Its ends may lie within a character."""
-
+class _StreamData(NamedTuple):
     stream: str
     """`stdout`, `stderr`, or `pty`."""
     data: bytes
+
+
+class Chunk(_StreamData):
+    """A piece of output: its stream and its bytes, whose ends may lie within a character.
+
+    It can be unpacked into these two; its time is an attribute beside them.
+    """
+
+    at: float | None = None
+    """When the server took it from the process, in seconds since 1970 by the clock of the server, which may
+    be set back (`docs/protocol.md`, X22). None if the server does not report times."""
+
+    def __new__(cls, stream: str, data: bytes, at: float | None = None) -> Self:
+        """`at` is as above."""
+        chunk = super().__new__(cls, stream, data)
+        chunk.at = at
+        return chunk
+
+    @classmethod
+    def decode(cls, params: Mapping[str, Any]) -> Self:
+        """The chunk of an event, or one of a page."""
+        at_ms = params.get("at")
+        data = b64decode(params["chunk"], validate=True)
+        return cls(params["stream"], data, None if at_ms is None else at_ms / 1000)
 
 
 class TextChunk(NamedTuple):
@@ -150,9 +172,7 @@ class Page:
     @classmethod
     def decode(cls, result: Mapping[str, Any]) -> Self:
         """The result of `process/read`. Empty chunks are left out: they stand for lost numbers."""
-        chunks = [
-            Chunk(chunk["stream"], b64decode(chunk["chunk"], validate=True)) for chunk in result["chunks"]
-        ]
+        chunks = map(Chunk.decode, result["chunks"])
         return cls(
             chunks=[chunk for chunk in chunks if chunk.data],
             next_seq=result["nextSeq"],

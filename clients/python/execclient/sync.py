@@ -371,10 +371,10 @@ class OutputQueue:
         taken: list[bytes] = []
         room = size
         while room and self._waiting and not (taken and isinstance(self._waiting[0], OutputGap)):
-            stream, data = self.take()
-            if len(data) > room:
-                self._waiting.appendleft(Chunk(stream, data[room:]))
-            taken.append(data[:room])
+            chunk = self.take()
+            if len(chunk.data) > room:
+                self._waiting.appendleft(Chunk(chunk.stream, chunk.data[room:], chunk.at))
+            taken.append(chunk.data[:room])
             room -= len(taken[-1])
         if not taken:
             self._ended()  # raises the error of the output
@@ -463,6 +463,7 @@ class Process:
     def __init__(self, thread: LoopThread[core.Executor], process: core.Process) -> None:
         self.id = process.id
         self.pid = process.pid
+        self.audit = process.audit
         self.program = process.program
         self.cwd = process.cwd
         self.tty = process.tty

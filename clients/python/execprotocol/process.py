@@ -378,6 +378,9 @@ class StartResult(TypedDict):
     attached: NotRequired[Annotated[Literal[True], EXTENSION]]
     """Present if the process existed already and nothing was started."""
 
+    audit: NotRequired[Annotated[U64, EXTENSION]]
+    """The number of the start in the daemon's audit folder. Missing if the daemon has none."""
+
     snapshotObstacle: NotRequired[Annotated[str, EXTENSION]]
     """Why the command runs in a login shell although there is a `shellSnapshot`: a sentence for people.
     Missing if the snapshot was restored."""
@@ -437,7 +440,7 @@ class ReadParams(Params):
     (`--retained-output-bytes`).
     """
 
-    extension_members = frozenset({"session_id"})
+    extension_members = frozenset({"session_id", "sizes"})
 
     process_id: str
     """The `processId` of the `process/start`."""
@@ -456,6 +459,25 @@ class ReadParams(Params):
     """The session of the process; null for the connection's own. Another session is accessible only on a
     Unix socket, or with `--ws-auth`."""
 
+    sizes: bool | None = None
+    """Whether the result has the sizes of the terminal; null for false."""
+
+
+class SizeChange(TypedDict):
+    """A size of a terminal, and since when it holds."""
+
+    seq: U64
+    """The number of the newest event at that time; 0 before the first one."""
+
+    at: U64
+    """The time in milliseconds since 1970."""
+
+    rows: U16
+    """The number of lines."""
+
+    cols: U16
+    """The number of characters in a line."""
+
 
 class OutputChunk(TypedDict):
     """One numbered piece of output."""
@@ -469,6 +491,9 @@ class OutputChunk(TypedDict):
     chunk: WrittenBase64
     """The bytes as written, at most 1 MiB, cut anywhere, also within a character. An empty chunk stands
     for output that is no longer retained."""
+
+    at: NotRequired[Annotated[U64, EXTENSION]]
+    """When the server took the bytes from the process, in milliseconds since 1970. Not in an empty chunk."""
 
 
 class ReadResult(TypedDict):
@@ -513,6 +538,10 @@ class ReadResult(TypedDict):
 
     usage: NotRequired[Annotated[ExitUsage, EXTENSION]]
     """What the process and its descendants used until its end. Only for an exited process with `limits`."""
+
+    sizes: NotRequired[Annotated[list[SizeChange], EXTENSION]]
+    """The sizes of the terminal, oldest first: the one at the cursor, and each that a client has set since
+    then. The newest 1024 are known. Only if `sizes` was requested, and with a terminal."""
 
     firstSeq: NotRequired[U64]
     """The number of the oldest retained chunk; present only if output after the cursor was lost."""
@@ -899,6 +928,9 @@ class OutputEvent(TypedDict):
     chunk: WrittenBase64
     """The bytes as written, at most 1 MiB, cut anywhere, also within a character. An empty chunk stands
     for output that was dropped because this connection was too slow."""
+
+    at: NotRequired[Annotated[U64, EXTENSION]]
+    """When the server took the bytes from the process, in milliseconds since 1970. Not in an empty chunk."""
 
     lostBytes: NotRequired[U64]
     """How many bytes were dropped before this chunk; present only if some were lost."""

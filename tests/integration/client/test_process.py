@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import pickle
 import time
 
 import pytest
@@ -39,6 +40,25 @@ async def test_output_is_iterated_as_it_comes(executor: Executor) -> None:
 
     assert [(stream, data) async for stream, data in process] == [("stderr", b"two\n")]
     assert (await process.wait(), process.exit_code) == (4, 4)
+
+
+async def test_chunks_have_the_times_at_which_the_server_took_them(executor: Executor) -> None:
+    before = time.time()
+    process = await executor.start(["sh", "-c", "echo one; read line; echo two"], stdin=True)
+    first = await anext(process)
+    between = time.time()
+    await process.write("\n")
+    second = await anext(process)
+
+    assert first.at is not None
+    assert second.at is not None
+    # Times have whole milliseconds.
+    assert before - 0.001 <= first.at <= between <= second.at + 0.001
+    page = await process.read()
+    assert [chunk.at for chunk in page.chunks] == [first.at, second.at]
+    assert pickle.loads(pickle.dumps(first)).at == first.at
+    stream, data = first
+    assert (stream, data) == first == Chunk("stdout", b"one\n")
 
 
 async def test_the_process_id_is_told(executor: Executor) -> None:

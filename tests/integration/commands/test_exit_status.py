@@ -55,6 +55,8 @@ CAUSES: dict[tuple[str, int], list[str]] = {
     ("mcp", 2): ["mcp", "--no-such-option"],
     ("mcp", 125): ["mcp", "--url", "ftp://x"],
     ("serve", 0): ["serve", "--help"],
+    ("audit", 0): ["audit", "--help"],
+    ("audit", 1): ["audit", "verify", "none"],
     ("config", 0): ["config", "check"],
     ("doctor", 0): ["doctor", "--help"],
     ("uninstall", 0): ["uninstall", "--help"],

@@ -1,22 +1,29 @@
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pexpect
 import pytest
 
+from execclient import TextStream, connect
 from tests.conftest import StartServer
-from tests.integration.commands.conftest import EXECSERVER, CommandLine, until
+from tests.integration.commands.conftest import EXECSERVER, CommandLine, Done, until
 from tests.support.wire import wait_gone
 
 
-def started(execserver: CommandLine, *command: str) -> str:
-    return execserver("run", "--detach", "--", *command).stdout.decode().strip()
+def started(execserver: CommandLine, *command: str, tty: bool = False) -> str:
+    options = ["--tty"] if tty else []
+    return execserver("run", "--detach", *options, "--", *command).stdout.decode().strip()
 
 
 def states(execserver: CommandLine) -> dict[str, str]:
@@ -147,6 +154,171 @@ def test_logs_gives_each_stream_its_own_and_json_all_with_numbers(execserver: Co
         (3, "stdout", b"end"),
     ]
     assert execserver("logs", "--since-seq", "2", process).stdout == b"end"
+
+
+def stepped(execserver: CommandLine, *steps: str) -> str:
+    """The id of a closed process that ran these steps, each after the output of the step before was taken."""
+    script = steps[0]
+    # One for each step: a reader that is faster than our close would go on with the same writer.
+    fifos = [execserver.folder / f"fifo{number}" for number in range(1, len(steps))]
+    for fifo, step in zip(fifos, steps[1:], strict=True):
+        os.mkfifo(fifo)
+        script += f"; read -r x < {fifo}; {step}"
+    process = started(execserver, "sh", "-c", script)
+    for taken, fifo in enumerate(fifos, 1):
+        until(lambda: len(execserver("logs", "--json", process).stdout.splitlines()) == taken)  # noqa: B023
+        fifo.write_text("\n")
+    until(lambda: states(execserver)[process] == "closed")
+    return process
+
+
+def test_logs_begins_each_line_with_the_time_of_its_beginning(execserver: CommandLine) -> None:
+    before = datetime.now(UTC)
+    process = stepped(execserver, "printf 'a\nb'", "echo c >&2", "printf 'b\nd\n'", "printf e")
+
+    done = execserver("logs", "--timestamps", process)
+    stamped = [line.split(b" ", 1) for line in done.stdout.splitlines() + done.stderr.splitlines()]
+    assert [text for _, text in stamped] == [b"a", b"bb", b"d", b"e", b"c"]
+    times = [datetime.fromisoformat(text.decode()) for text, _ in stamped]
+    a, b, d, e, c = times
+    assert before - timedelta(milliseconds=1) <= a == b < c < d < e <= datetime.now(UTC)
+
+
+def test_logs_begins_with_the_output_since_a_time(execserver: CommandLine) -> None:
+    process = stepped(execserver, "echo 1", "echo 2", "echo 3", "echo 4", "echo 5")
+    lines = [json.loads(line) for line in execserver("logs", "--json", process).stdout.splitlines()]
+    for begin in range(5):
+        since = datetime.fromtimestamp(lines[begin]["at"] / 1000).isoformat()
+        expected = b"".join(b"%d\n" % n for n in range(begin + 1, 6))
+        assert execserver("logs", "--since", since, process).stdout == expected
+
+    assert execserver("logs", "--since", "1h", process).stdout == b"1\n2\n3\n4\n5\n"
+    assert execserver("logs", "--since", "0.001", process).stdout == b""
+    assert execserver("logs", "--since", "1h", "--since-seq", "3", process).stdout == b"4\n5\n"
+    assert execserver("logs", "--since", "1h", "--tail", "1", process).stdout == b"5\n"
+    refused = execserver("logs", "--since", "yesterday", process)
+    assert (refused.returncode, refused.stdout) == (2, b"")
+    assert b"no time: 'yesterday'" in refused.stderr
+
+
+def cast_of(done: Done) -> tuple[dict[str, Any], list[tuple[float, str, str]]]:
+    assert (done.returncode, done.stderr) == (0, b"")
+    header, *events = (json.loads(line) for line in done.stdout.splitlines())
+    times = [time for time, _, _ in events]
+    assert times == sorted(times)
+    assert all(time >= 0 for time in times)
+    return header, [(time, code, text) for time, code, text in events]
+
+
+async def resized(url: str, *sizes: tuple[int, int], pause: float = 0.3) -> str:
+    """The id of a closed process that printed `aü` with a pause, after each size `b`, and at the end `c`."""
+    script = f"printf 'a\\303'; sleep {pause}; printf '\\274'; while read -r x; do printf b; done; printf c"
+    async with connect(url, keep=True) as executor:
+        process = await executor.start(["sh", "-c", script], tty=True, size=(20, 70))
+        screen = process.text()
+        await printed(screen, "aü")
+        for rows, cols in sizes:
+            await process.resize(rows, cols)
+            await process.write("\n")
+            await printed(screen, "b")
+        await process.write(b"\x04")
+        await process.wait_closed()
+        return process.id
+
+
+async def printed(screen: TextStream, wanted: str) -> None:
+    seen = ""
+    while wanted not in seen:
+        seen += (await anext(screen)).text
+
+
+def test_a_cast_has_the_output_of_a_terminal_with_its_times_and_sizes(execserver: CommandLine) -> None:
+    before = time.time()
+    process = asyncio.run(resized(execserver.url, (30, 100), (40, 120)))
+
+    header, events = cast_of(execserver("logs", "--cast", process))
+
+    assert {**header, "timestamp": 0} == {
+        "version": 2,
+        "width": 70,
+        "height": 20,
+        "timestamp": 0,
+        "title": process,
+    }
+    assert int(before) <= header["timestamp"] <= time.time()
+    assert "".join(text for _, code, text in events if code == "o").replace("\r\n", "") == "aübbc"
+    codes = "".join(code if code == "r" else text.strip() for _, code, text in events)
+    assert codes == "aürbrbc"
+    assert [text for _, code, text in events if code == "r"] == ["100x30", "120x40"]
+    ended = next(at for at, _, text in events if "ü" in text)
+    assert 0.25 <= ended - events[0][0] < 5
+
+
+ASCIINEMA = str(Path(sys.executable).parent / "asciinema")
+
+
+def asciinema(*arguments: str, folder: Path) -> bytes:
+    """What the program prints."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "LC_ALL": "C.UTF-8"}
+    command = [ASCIINEMA, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, timeout=30, check=True).stdout
+
+
+def test_asciinema_plays_a_cast_with_its_sizes_and_skips_idle_time(execserver: CommandLine) -> None:
+    process = asyncio.run(resized(execserver.url, (30, 100), (40, 120), pause=2.0))
+    cast = execserver.folder / "build.cast"
+    cast.write_bytes(execserver("logs", "--cast", process).stdout)
+
+    assert asciinema("cat", str(cast), folder=execserver.folder) == execserver("logs", process).stdout
+
+    _, events = cast_of(execserver("logs", "--cast", process))
+    begun = time.monotonic()
+    play = ("play", "--idle-time-limit", "0.05", "--out-fmt", "asciicast")
+    played = asciinema(*play, str(cast), folder=execserver.folder).splitlines()
+    assert time.monotonic() - begun < 2 <= events[-1][0]
+    header, *shown = map(json.loads, played)
+    assert (header["width"], header["height"]) == (70, 20)
+    assert [event[1:] for event in shown] == [list(event[1:]) for event in events]
+    assert [text for _, code, text in shown if code == "r"] == ["100x30", "120x40"]
+
+
+def test_a_cast_since_a_number_begins_with_the_size_of_then(execserver: CommandLine) -> None:
+    process = asyncio.run(resized(execserver.url, (30, 100), (40, 120)))
+    lines = [json.loads(line) for line in execserver("logs", "--json", process).stdout.splitlines()]
+    first_b = next(line["seq"] for line in lines if b"b" in base64.b64decode(line["chunk"]))
+
+    header, events = cast_of(execserver("logs", "--cast", "--since-seq", str(first_b), process))
+
+    assert (header["width"], header["height"]) == (120, 40)
+    assert events[0][0] == 0
+    assert "".join(text for _, code, text in events if code == "o").replace("\r\n", "") == "bc"
+
+
+def test_a_cast_marks_discarded_output(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server(f"unix://{tmp_path}/small", "--retained-output-bytes", "1000")
+    execserver = CommandLine(server.url, tmp_path)
+    script = "for n in 1 2 3 4 5; do head -c 600 /dev/zero | tr '\\0' $n; sleep 0.1; done"
+    process = started(execserver, "sh", "-c", script, tty=True)
+    until(lambda: states(execserver)[process] == "closed")
+
+    _, events = cast_of(execserver("logs", "--cast", process))
+
+    kept = "".join(text for _, code, text in events if code == "o")
+    assert [code for _, code, _ in events].count("m") == 1
+    cast = tmp_path / "build.cast"
+    cast.write_bytes(execserver("logs", "--cast", process).stdout)
+    assert asciinema("cat", str(cast), folder=tmp_path).decode() == kept
+    assert events[0][1:] == ("m", f"{3000 - len(kept)} bytes of output before this were discarded")
+
+
+def test_a_cast_needs_a_terminal(execserver: CommandLine) -> None:
+    process = started(execserver, "true")
+
+    done = execserver("logs", "--cast", process)
+
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert b"has no terminal" in done.stderr
+    assert execserver("logs", "--cast", "--tail", "3", process).returncode == 2
 
 
 def test_logs_follows_until_the_end(execserver: CommandLine) -> None:

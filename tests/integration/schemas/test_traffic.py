@@ -98,7 +98,8 @@ class Witness:
 @pytest.fixture
 def server(start_server: StartServer) -> Iterator[Server]:
     folder = Path(tempfile.mkdtemp(prefix="exec-", dir="/tmp"))
-    yield start_server(f"unix://{folder}/socket", "--retained-output-bytes", "65536")
+    audit = ("--audit-dir", f"{folder}/audit")
+    yield start_server(f"unix://{folder}/socket", "--retained-output-bytes", "65536", *audit)
     shutil.rmtree(folder)
 
 
@@ -187,7 +188,7 @@ def use_processes(witness: Witness) -> None:
         witness.call("process/resize", processId="loud", size={"rows": 1, "cols": 65535})["running"] is False
     )
     assert witness.refused("process/closeStdin", processId="loud") == -32600
-    assert witness.call("process/read", processId="loud", maxBytes=10)["lostBytes"] > 0
+    assert witness.call("process/read", processId="loud", maxBytes=10, sizes=True)["lostBytes"] > 0
     confined = client.process("confined")
     argv = ["/bin/sh", "-c", "sleep 60 & echo x >/forbidden"]
     witness.call("process/start", processId="confined", argv=argv, tty=False, sandbox=READ_ONLY, **common)

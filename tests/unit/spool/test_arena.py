@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -17,7 +18,9 @@ from execserver.spool.process_index import (
     KEPT_EVICTIONS,
     MAX_LENGTH,
     MAX_POSITION,
+    ORDINAL,
     RECORDS_A_BLOCK,
+    RECORDS_WITHOUT_TIME,
     IndexRecord,
     Kind,
     Pending,
@@ -70,6 +73,43 @@ def test_what_was_recorded_is_found_again_with_its_last_bit(arena: IndexArena) -
         assert (found.next_seq, found.total, found.exited_seq, found.closed_seq) == (6, MAX_LENGTH + 8, 4, 5)
         assert (found.capacity(False), found.capacity(True)) == (2**40, 4096)
         assert found.pending == Pending("pty", MAX_POSITION, True)
+
+
+def test_events_keep_their_times(arena: IndexArena) -> None:
+    index = arena.open(1)
+    times = [2**64 - 1, *range(2 * RECORDS_A_BLOCK)]
+    for at_ms in times:
+        index.append("stdout", 1, at_ms=at_ms)
+    for found in (index, reopened(arena)[1]):
+        assert [record.at_ms for record in found.records_after(0)] == times
+        assert [record.at_ms for seq in (1, 50) if (record := found.record(seq))] == [2**64 - 1, 48]
+
+
+def test_a_process_of_a_server_without_times_keeps_its_blocks(arena: IndexArena) -> None:
+    block = arena.allocate(1, 0)
+    words, base = arena.place(block)
+    words[base + ORDINAL] = 0  # as that version wrote it
+    index = ProcessIndex(arena, 1, [block])
+    events = 2 * RECORDS_WITHOUT_TIME + 1
+    for _ in range(events):
+        index.append("stdout", 5, at_ms=1000)
+    assert words[base + 8 : base + 12].tolist()[::2] == [0, 5], "two words, the first is the offset"
+    os.pwrite(arena.fd, (1).to_bytes(1, sys.byteorder), 0)  # the layout
+
+    left = copied(os.pread(arena.fd, os.fstat(arena.fd).st_size, 0))
+    found = left.restore()[1]
+
+    assert (found.next_seq, found.total) == (events + 1, 5 * events)
+    found.append("exited", at_ms=1000)
+    assert [record.offset for record in found.records_after(0)] == [5 * n for n in range(events + 1)]
+    assert {record.at_ms for record in found.records_after(0)} == {0}
+    last = found.record(RECORDS_WITHOUT_TIME + 1)
+    assert last is not None
+    assert (last.offset, last.at_ms) == (5 * RECORDS_WITHOUT_TIME, 0)
+    timed = left.open(2)
+    timed.append("stdout", 1, at_ms=7)
+    assert [record.at_ms for record in timed.records_after(0)] == [7]
+    assert left.place(0)[0][0] & 0xFF == 2, "an earlier version refuses it"
 
 
 def test_a_new_index_knows_nothing(arena: IndexArena) -> None:

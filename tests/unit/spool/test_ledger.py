@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from execserver.spool.forgotten import KEPT_MS, KEPT_OF_A_REASON, ForgettingReason, ForgottenProcess
 from execserver.spool.ledger import COMPACTION_BYTES, Ledger
 from execserver.spool.records import (
+    KEPT_SIZES,
     REMEMBERED_WRITES,
     AnyRecord,
     Closed,
@@ -26,6 +27,7 @@ from execserver.spool.records import (
     Exited,
     Forgotten,
     Numbered,
+    Resized,
     Service,
     SessionEnded,
     SessionEnding,
@@ -193,6 +195,13 @@ def test_the_newest_write_ids_are_remembered_and_every_end(ledger: Ledger) -> No
     assert process.accepted_end == REMEMBERED_WRITES + 3
 
 
+def test_the_newest_sizes_of_a_terminal_are_remembered() -> None:
+    sizes = [Resized(1, seq, 1000 + seq, 24, 80) for seq in range(KEPT_SIZES + 3)]
+    process = folded([started(1), *sizes]).processes[1]
+    assert process.sizes == sizes[3:]
+    assert_same(folded(list(folded([started(1), *sizes]).records())), folded([started(1), *sizes]))
+
+
 def test_the_last_record_of_a_process_says_where_its_input_ends_and_the_first_why_it_ended() -> None:
     history: list[AnyRecord] = [
         started(1),
@@ -314,7 +323,7 @@ def test_a_line_that_is_not_understood_is_skipped_and_counted(line: bytes) -> No
 
 def test_members_that_a_newer_server_added_are_ignored() -> None:
     state = replayed(
-        b'["started",3,"s","p",9,false,true,1.0,null,null,null,null,null,null,0,null,null,false,"added"]\n["written",3,"w",5,{}]\n'
+        b'["started",3,"s","p",9,false,true,1.0,null,null,null,null,null,null,0,null,null,false,null,"added"]\n["written",3,"w",5,{}]\n'
     )
     assert (state.skipped, state.processes[3].write_ids) == (0, {"w": 5})
 

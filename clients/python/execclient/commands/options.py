@@ -15,6 +15,8 @@ from execclient.commands import completion
 from execprotocol.command_line import Parser
 
 if TYPE_CHECKING:
+    from argparse import _MutuallyExclusiveGroup
+
     from execclient.commands.daemon import DaemonOptions
     from execclient.govern.network import NetworkAccess
     from execclient.govern.sandbox import SandboxPolicy
@@ -175,7 +177,7 @@ def network_of(options: Namespace) -> NetworkAccess | None:
         parser.error(f"--network-{error}")
 
 
-def add_json(parser: Parser) -> None:
+def add_json(parser: Parser | _MutuallyExclusiveGroup) -> None:
     """Add `--json`."""
     parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON, for scripts")
 

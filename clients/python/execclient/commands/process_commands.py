@@ -349,16 +349,31 @@ def _add_logs(parser: Parser) -> None:
         "--since-seq", type=values.count, default=0, metavar="N", help="only the output after N"
     )
     parser.add_argument(
+        "--since",
+        type=values.moment,
+        metavar="TIME",
+        help="only the output since then: 5m or 2h ago, or 2026-11-27T14:03:00",
+    )
+    parser.add_argument(
         "-n", "--tail", type=values.count, metavar="N", help="begin with the last N lines that are retained"
     )
-    add_json(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("-t", "--timestamps", action="store_true", help="begin each line with its time")
+    form.add_argument(
+        "--cast", action="store_true", help="print an asciicast of a terminal, for asciinema play"
+    )
+    add_json(form)
 
 
 def _logs(options: Namespace) -> int:
     from execclient.commands.failures import perform
-    from execclient.commands.logs import LogsOptions, logs
+    from execclient.commands.logs import Form, LogsOptions, logs
 
-    printed = LogsOptions(options.follow, options.since_seq, options.tail, options.as_json)
+    if options.cast and options.tail is not None:
+        options.parser.error("--tail counts lines, and a cast has none: choose its beginning with --since")
+    forms = {Form.JSON: options.as_json, Form.TIMESTAMPS: options.timestamps, Form.CAST: options.cast}
+    form = next((form for form, is_given in forms.items() if is_given), Form.PLAIN)
+    printed = LogsOptions(options.follow, options.since_seq, options.since, options.tail, form)
     return perform(lambda: logs(daemon_of(options), options.process_id, options.session, printed))
 
 

@@ -8,6 +8,7 @@ import re
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
+from datetime import datetime
 
 from execprotocol.command_line import did_you_mean
 from execprotocol.limits import LARGEST_PORT
@@ -49,6 +50,23 @@ def duration(text: str) -> float:
             f"no duration: {text!r}; the shortest is {SHORTEST_SECONDS}, the longest 3649d"
         )
     return seconds
+
+
+def moment(text: str) -> float:
+    """A time in seconds since 1970, given as how long ago (5m, 2h) or as a date and time (ISO 8601), which is
+    local unless it ends with Z or an offset.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    if _DURATION.fullmatch(text):
+        return time.time() - duration(text)
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise ArgumentTypeError(
+            f"no time: {text!r}; write how long ago, such as 5m or 2h, or 2026-11-27T14:03:00"
+        ) from None
 
 
 _SIZE = re.compile(r"([0-9]+)([KMGT]?)", re.IGNORECASE)
@@ -183,6 +201,11 @@ def clock_time(seconds: float) -> str:
     then = time.localtime(seconds)
     same_day = then[:3] == time.localtime()[:3]
     return time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", then)
+
+
+def exact_time(seconds: float) -> str:
+    """A time since 1970 to the millisecond, local, with its offset: 2026-11-27T14:03:05.120+01:00."""
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="milliseconds")
 
 
 def amount(size: float) -> str:

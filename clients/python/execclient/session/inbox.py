@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-from pybase64 import b64decode
-
 from execclient.connection.connection import Json
 from execclient.errors import ExecServerError, OutputGap
 from execclient.results import Chunk, Page, exit_code_of
@@ -123,9 +121,9 @@ class Inbox:
             self._exit_passed = True
         self.last_seq = seq
         if method == "process/output":
-            data = b64decode(params["chunk"], validate=True)
-            if data:
-                self._add(Chunk(params["stream"], data))
+            chunk = Chunk.decode(params)
+            if chunk.data:
+                self._add(chunk)
             else:
                 return  # stands for a lost number
         elif method == "process/exited":
