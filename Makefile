@@ -27,7 +27,7 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 	release-tests release-check soak faults fleet limits-vm limits-vm-setup fuzz bubblewrap terminal-tools ssh-server \
 	browser runtimes shells network-tools container-check integrations interop interop-setup probe relay-probe \
 	sandbox-backend vectors stock-client stock-websocket stock-stdio beside-stock relay-stock systemd-setup \
-	systemd-verify foreign-clients forward-vite bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
+	systemd-verify foreign-clients forward-vite typescript-setup typescript typescript-conformance bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
 
 # A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
 help:
@@ -222,12 +222,14 @@ $(RELEASE)/.ready: pyproject.toml constraints.txt
 release-tests: setup release-tools bubblewrap ## a release twice, the same bytes; pipx and uvx; types from the wheel
 	$(BIN)/python -m pytest -q --durations=10 --durations-min=1 tests/release
 
-release-check: ## test, fleet, docs-check, release-tests, integrations, interop, sandbox-backend, limits-vm, whatever changed
+release-check: ## test, fleet, docs-check, release-tests, integrations, typescript, interop, sandbox-backend, limits-vm, whatever changed
 	$(MAKE) test
 	$(MAKE) fleet
 	$(MAKE) docs-check
 	$(MAKE) release-tests
 	$(MAKE) integrations
+	$(MAKE) typescript
+	$(MAKE) typescript-conformance
 	$(MAKE) interop
 	$(MAKE) limits-vm
 	$(MAKE) sandbox-backend
@@ -336,6 +338,32 @@ constraints-%: $(UV) ## the constraints of an integration anew, in the newest ve
 	$(UV) pip install --quiet --python .integrations/$* --group third-party-$* --editable "clients/python[$*]" --editable .
 	$(UV) pip freeze --quiet --exclude-editable --python .integrations/$* > tests/third_party/$*/constraints.txt
 	touch .integrations/$*/.ready
+
+##@ The TypeScript client
+
+TYPESCRIPT := clients/typescript
+
+# The versions are those of its package.json.
+typescript-setup: setup runtimes $(TYPESCRIPT)/node_modules/.ready
+
+$(TYPESCRIPT)/node_modules/.ready: $(TYPESCRIPT)/package.json
+	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix $(TYPESCRIPT)
+	touch $@
+
+# EXECCLIENT_CUTS=1000 is the long form: six minutes.
+typescript: typescript-setup ## types compared with the schemas, build, tests with daemons over each transport, 25 random cuts
+	cd $(TYPESCRIPT) && npm run --silent generate-check && npm run --silent build && npm run --silent test
+
+# What lies behind the decoded message: the handshake and the framing are the client's own. TRANSPORTS=ws picks one.
+TRANSPORTS := stdio unix ws
+TYPESCRIPT_AREAS := environment,process.start,process.env,process.events,process.read,process.write,process.control,process.tty,fs,http,sandbox
+
+typescript-conformance: typescript-setup bubblewrap ## the conformance probe of the reference, through the TypeScript client
+	test -d $(SHARED)/conformance || { echo "$(SHARED) is missing: set SHARED to the shared folder" >&2; exit 1; }
+	cd $(TYPESCRIPT) && npm run --silent build && node_modules/.bin/tsc -p tests
+	for each in $(TRANSPORTS); do \
+		$(BIN)/python $(SHARED)/conformance/probe.py --areas $(TYPESCRIPT_AREAS) --jobs 2 \
+			--server "node $(CURDIR)/$(TYPESCRIPT)/build/driver.js $$each serve" || exit 1; done
 
 ##@ The reference and other programs
 

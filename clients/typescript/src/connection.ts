@@ -3,7 +3,10 @@
 import { createMessageConnection, ErrorCodes, ParameterStructures, ResponseError } from "vscode-jsonrpc";
 import type { MessageConnection, MessageReader, MessageWriter } from "vscode-jsonrpc";
 
-import { callFailed, ConnectionLost, ExecServerError, ProtocolFault, RequestTooLarge } from "./errors.js";
+import {
+  CallFailed, ConnectionLost, ExecServerError, ExecutorDraining, InvalidParams, LineTooLong, NotFound, ProtocolFault, Refused,
+  RequestTooLarge, SandboxRequired, SessionAttached, SystemFailure, UnknownMethod,
+} from "./errors.js";
 import type { ErrorData } from "./wire.js";
 
 /** A message from a client (`docs/protocol.md`, "Limits"). */
@@ -39,6 +42,21 @@ export interface ConnectionHandlers {
 const WITHOUT_RESPONSE = new Set<number>([
   ErrorCodes.PendingResponseRejected, ErrorCodes.ConnectionInactive,
   ErrorCodes.MessageWriteError, ErrorCodes.MessageReadError,
+]);
+
+const BY_WIRE_CODE = new Map<number, typeof CallFailed>([
+  [-32600, Refused],
+  [-32601, UnknownMethod],
+  [-32602, InvalidParams],
+  [-32603, SystemFailure],
+  [-32004, NotFound],
+  [-32010, SessionAttached],
+  [-32011, ExecutorDraining],
+]);
+
+const BY_WIRE_NAME = new Map<string, typeof CallFailed>([
+  ["line_too_long", LineTooLong],
+  ["sandbox_required", SandboxRequired],
 ]);
 
 /** A connection to a server. */
@@ -140,4 +158,10 @@ function measure(method: string, params: unknown): void {
         "write a large file in blocks, by fs/open and fs/writeBlock",
     );
   }
+}
+
+/** The error for an error response. */
+function callFailed(method: string, wireCode: number, message: string, data?: ErrorData): CallFailed {
+  const kind = BY_WIRE_NAME.get(data?.code ?? "") ?? BY_WIRE_CODE.get(wireCode) ?? CallFailed;
+  return new kind(method, wireCode, message, data);
 }

@@ -211,24 +211,3 @@ export class SessionAttached extends CallFailed {
 export class ExecutorDraining extends CallFailed {
   override readonly code: string = "executor_draining";
 }
-
-const BY_WIRE_CODE = new Map<number, typeof CallFailed>([
-  [-32600, Refused],
-  [-32601, UnknownMethod],
-  [-32602, InvalidParams],
-  [-32603, SystemFailure],
-  [-32004, NotFound],
-  [-32010, SessionAttached],
-  [-32011, ExecutorDraining],
-]);
-
-const BY_WIRE_NAME = new Map<string, typeof CallFailed>([
-  ["line_too_long", LineTooLong],
-  ["sandbox_required", SandboxRequired],
-]);
-
-/** The error for an error response. */
-export function callFailed(method: string, wireCode: number, message: string, data?: ErrorData): CallFailed {
-  const kind = BY_WIRE_NAME.get(data?.code ?? "") ?? BY_WIRE_CODE.get(wireCode) ?? CallFailed;
-  return new kind(method, wireCode, message, data);
-}
