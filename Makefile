@@ -343,11 +343,17 @@ constraints-%: $(UV) ## the constraints of an integration anew, in the newest ve
 
 TYPESCRIPT := clients/typescript
 
-# The versions are those of its package.json.
-typescript-setup: setup runtimes $(TYPESCRIPT)/node_modules/.ready
+# The versions are those of its package.json. Packages are in another folder, so that what reads the sources of this
+# repository does not read theirs.
+TYPESCRIPT_PACKAGES := .interop/typescript
 
-$(TYPESCRIPT)/node_modules/.ready: $(TYPESCRIPT)/package.json
-	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix $(TYPESCRIPT)
+typescript-setup: setup runtimes $(TYPESCRIPT_PACKAGES)/.ready
+
+$(TYPESCRIPT_PACKAGES)/.ready: $(TYPESCRIPT)/package.json
+	mkdir -p $(@D)
+	cp $< $(@D)
+	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix $(@D)
+	ln -sfn ../../$(@D)/node_modules $(TYPESCRIPT)/node_modules
 	touch $@
 
 # EXECCLIENT_CUTS=1000 is the long form: six minutes.

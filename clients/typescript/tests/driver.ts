@@ -27,6 +27,9 @@ interface Message {
   error?: { code: number; message: string };
 }
 
+/** Errors whose names the Codex dialect has, too, on a connection with extensions (X15). */
+const EXTENDED = /^(pattern_refused|glob_refused|unknown_cursor|search_\w+|unknown_watch)$/;
+
 const transport = process.argv[2];
 const { values, tokens } = parseArgs({
   args: process.argv.slice(4), options: { listen: { type: "string" } }, strict: false, tokens: true,
@@ -47,7 +50,8 @@ function fault(error: unknown): object {
   for (let each = error; each instanceof Error; each = each.cause) {
     if (!(each instanceof CallFailed)) continue;
     const { wireCode: code, wireMessage: message, data } = each;
-    return { code, message, ...(isExtended && data?.reason !== undefined && { data }) };
+    const isSent = data !== undefined && (data.reason !== undefined || EXTENDED.test(data.code));
+    return { code, message, ...(isExtended && isSent && { data }) };
   }
   return { code: -32603, message: `the driver: ${String(error)}` };
 }
