@@ -43,7 +43,8 @@ export class Daemon {
   ): Promise<Daemon> {
     const folder = temporaryFolder();
     const listen = transport === "ws" ? "ws://127.0.0.1:0" : `unix://${folder.path}/socket`;
-    const child = spawn(EXECSERVER, ["serve", "--listen", listen, ...flags], {
+    // A test that is killed leaves no daemon behind.
+    const child = spawn("setpriv", ["--pdeathsig", "TERM", EXECSERVER, "serve", "--listen", listen, ...flags], {
       env: environment(folder.path), cwd: folder.path, ...place, stdio: ["ignore", "pipe", "ignore"],
     });
     const lines = createInterface(child.stdout);
