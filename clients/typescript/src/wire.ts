@@ -1760,6 +1760,10 @@ export interface ProcessReadResult {
   endedWithSandbox?: EndedWithSandbox;
   /** Why the process ended, once it has: by itself (`normal`), by a signal, by a `process/terminate`, by `timeoutMs` or `idleTimeoutMs`, with its session, with the daemon, for lack of memory, or by a limit of the system. `unknown` after a crash of the daemon. */
   cause?: "normal" | "signal" | "terminated" | "timeout" | "idleTimeout" | "sessionExpired" | "serviceStop" | "outOfMemory" | "limit" | "unknown";
+  /** The limit that ended the process. Only if it was one of `limits`. */
+  limit?: LimitHit;
+  /** What the process and its descendants used until its end. Only for an exited process with `limits`. */
+  usage?: ExitUsage;
   /** The number of the oldest retained chunk; present only if output after the cursor was lost. */
   firstSeq?: number;
   /** How many bytes after the cursor are no longer retained; present only if some were lost. */
