@@ -7,4 +7,6 @@ export type { EventName, ExecutorOptions, RunResult, StartOptions } from "./exec
 export type { Exit, Gap, Output, Piece } from "./inbox.js";
 export { Process } from "./process.js";
 export type { CallOptions } from "./session.js";
+export { Watch } from "./watch.js";
+export type { Change, WatchOptions } from "./watch.js";
 export type * as wire from "./wire.js";

@@ -5,9 +5,12 @@ import { ExecServerError } from "./errors.js";
 import { Inbox } from "./inbox.js";
 import type { Exit, ProcessEventName } from "./inbox.js";
 import { Process } from "./process.js";
+import { unlessAborted } from "./recovery.js";
 import type { Target } from "./recovery.js";
 import { Session } from "./session.js";
 import type { CallOptions } from "./session.js";
+import { Watch } from "./watch.js";
+import type { WatchOptions } from "./watch.js";
 import type {
   EnvironmentInfo, EnvPolicy, Events, FsReadFileResult, InitializeResult, Methods, ResourceLimits, NetworkPolicyRequestParams,
   NetworkPolicyRequestResult, ProcessStartParams, SandboxContext, TerminalSize,
@@ -31,6 +34,8 @@ export interface ExecutorOptions {
   callTimeout?: number;
   /** Milliseconds in which a lost connection must be replaced; 45,000 by default, and 2,000 while no server listens. */
   recoveryTimeout?: number;
+  /** Ends `connect`, with its reason as the error; later it does nothing. */
+  signal?: AbortSignal;
   /** Answers whether a process may reach a host, if its start asked for that (`networkProxy`). */
   onNetworkRequest?: (request: NetworkPolicyRequestParams) => NetworkPolicyRequestResult | Promise<NetworkPolicyRequestResult>;
 }
@@ -109,7 +114,8 @@ export class Executor {
   /** @internal */
   static async open(target: Target, options: ExecutorOptions): Promise<Executor> {
     const executor = new Executor(target, options);
-    executor.initialized = await executor.session.open();
+    // A transport that is not open yet ends itself after a while.
+    executor.initialized = await unlessAborted(executor.session.open(options.signal), options.signal);
     return executor;
   }
 
@@ -187,21 +193,41 @@ export class Executor {
     return new Process(this.session, inbox, result.pid);
   }
 
-  /** Run a command to its end. Throws as `start`, and as the iteration of a `Process`. */
-  async run(argv: readonly string[], options: StartOptions & { input?: string | Uint8Array } = {}): Promise<RunResult> {
-    const { input, ...others } = options;
+  /**
+   * Run a command to its end. Throws as `start`, and as the iteration of a `Process`.
+   *
+   * @param options.input - written to the standard input.
+   * @param options.signal - kills the process, with its reason as the error.
+   */
+  async run(
+    argv: readonly string[], options: StartOptions & { input?: string | Uint8Array; signal?: AbortSignal } = {},
+  ): Promise<RunResult> {
+    const { input, signal, ...others } = options;
+    signal?.throwIfAborted();
     const process = await this.start(argv, input === undefined ? others : { ...others, stdin: true });
+    try {
+      return await this.collect(process, input, signal);
+    } catch (error) {
+      if (signal?.aborted) await process.terminate().catch(() => undefined);
+      throw error;
+    }
+  }
+
+  private async collect(
+    process: Process, input: string | Uint8Array | undefined, signal: AbortSignal | undefined,
+  ): Promise<RunResult> {
     const writing = input === undefined
       ? undefined
       // A process need not read its input, and may exit before its end.
       : process.write(input).then(() => process.closeStdin()).catch(() => undefined);
     const streams = { stdout: [] as Uint8Array[], stderr: [] as Uint8Array[], pty: [] as Uint8Array[] };
     let incomplete = false;
-    for await (const piece of process) {
+    for await (const piece of process.output(signal && { signal })) {
       if (piece.kind === "gap") incomplete = true;
       else streams[piece.stream].push(piece.data);
     }
-    await writing;
+    // At the end of its output a process still has its input, in theory, and never reads it.
+    if (writing) await unlessAborted(writing, signal);
     const stdout = concat([...streams.stdout, ...streams.pty]);
     const stderr = concat(streams.stderr);
     return {
@@ -236,6 +262,18 @@ export class Executor {
     const params = { processId: inbox.processId, port, ...(address !== undefined && { address }) };
     await this.session.start(inbox, "port/open", params, true);
     return new Process(this.session, inbox, undefined);
+  }
+
+  /**
+   * Watch the changes below an absolute path, from the moment when the promise resolves.
+   *
+   * Throws `CallFailed`: there is no such path, or the daemon has too many watches.
+   */
+  async watch(path: string, options: WatchOptions = {}): Promise<Watch> {
+    this.session.require("fs/watch");
+    const watch = new Watch(this.session, path, options);
+    await watch.open();
+    return watch;
   }
 
   /** The content of a file of at most 512 MiB, given by its absolute path. */

@@ -11,6 +11,7 @@
 
 import { fromBase64 } from "./bytes.js";
 import type { ExecServerError } from "./errors.js";
+import { unlessAborted } from "./recovery.js";
 import type { Events, ProcessExitedEvent, ProcessOutputEvent, ProcessReadResult } from "./wire.js";
 
 /** Output of a process. */
@@ -184,11 +185,11 @@ export class Inbox {
 
   // Output
 
-  /** The next piece; undefined at the end of the output. Throws `failure`. */
-  async take(): Promise<Piece | undefined> {
+  /** The next piece; undefined at the end of the output. Throws `failure`, and the reason of the signal. */
+  async take(signal?: AbortSignal): Promise<Piece | undefined> {
     while (this.taken === this.pieces.length) {
       if (this.closed) return undefined;
-      await this.news();
+      await unlessAborted(this.news(), signal);
     }
     const piece = this.pieces[this.taken++]!;
     if (piece.kind === "output") this.size -= piece.data.length;
@@ -198,8 +199,8 @@ export class Inbox {
   }
 
   /** Wait for the end of the process. */
-  async untilExited(): Promise<Exit> {
-    while (!this.exit) await this.news();
+  async untilExited(signal?: AbortSignal): Promise<Exit> {
+    while (!this.exit) await unlessAborted(this.news(), signal);
     return this.exit;
   }
 

@@ -3,6 +3,7 @@
 import { newId, toBase64, toBytes } from "./bytes.js";
 import { NoSuchProcess, StdinUnavailable, SystemFailure } from "./errors.js";
 import type { Exit, Inbox, Piece } from "./inbox.js";
+import { unlessAborted } from "./recovery.js";
 import type { Session } from "./session.js";
 import type {
   ProcessCloseStdinResult, ProcessResizeResult, ProcessSignalParams, ProcessTerminateParams, ProcessTerminateResult,
@@ -55,32 +56,48 @@ export class Process implements AsyncIterable<Piece> {
     return this.inbox.exit;
   }
 
-  /** The output, from where an earlier iteration ended. Each piece is given to one iteration. */
-  async *[Symbol.asyncIterator](): AsyncGenerator<Piece, void, void> {
-    for (let piece; (piece = await this.inbox.take()); ) yield piece;
+  /**
+   * The output, from where an earlier iteration ended. Each piece is given to one iteration.
+   *
+   * @param options.signal - ends a wait for output, with its reason as the error. No output is lost.
+   */
+  async *output(options: { signal?: AbortSignal } = {}): AsyncGenerator<Piece, void, void> {
+    for (let piece; (piece = await this.inbox.take(options.signal)); ) yield piece;
   }
 
-  /** Wait for the end of the process; its output need not have ended. Throws as the iteration. */
-  exited(): Promise<Exit> {
-    return this.inbox.untilExited();
+  [Symbol.asyncIterator](): AsyncGenerator<Piece, void, void> {
+    return this.output();
+  }
+
+  /**
+   * Wait for the end of the process; its output need not have ended. Throws as the iteration.
+   *
+   * @param options.signal - ends the wait, with its reason as the error.
+   */
+  exited(options: { signal?: AbortSignal } = {}): Promise<Exit> {
+    return this.inbox.untilExited(options.signal);
   }
 
   /**
    * Write to the standard input, or type at the terminal. Calls are carried out in their order, each once, also over
    * lost connections. The promise waits while the executor holds 64 MiB that the process has not read.
    *
+   * @param options.signal - ends the wait, with its reason as the error. A part may be written, also later.
+   *
    * Throws `StdinUnavailable`, `NoSuchProcess`, and `LineTooLong` for a line that a terminal would cut.
    */
-  write(data: string | Uint8Array): Promise<void> {
+  write(data: string | Uint8Array, options: { signal?: AbortSignal } = {}): Promise<void> {
     const bytes = toBytes(data);
-    return this.inTurn(async () => {
+    const done = this.inTurn(async () => {
       for (let start = 0; start < bytes.length; start += WRITE_BYTES) {
-        await this.writePiece(bytes.subarray(start, start + WRITE_BYTES));
+        options.signal?.throwIfAborted();
+        await this.writePiece(bytes.subarray(start, start + WRITE_BYTES), options);
       }
     });
+    return unlessAborted(done, options.signal);
   }
 
-  private async writePiece(piece: Uint8Array): Promise<void> {
+  private async writePiece(piece: Uint8Array, options: { signal?: AbortSignal }): Promise<void> {
     const params = {
       ...this.inbox.reference,
       chunk: toBase64(piece),
@@ -88,7 +105,7 @@ export class Process implements AsyncIterable<Piece> {
       wholeLines: true,
     };
     try {
-      const result = await this.session.call("process/write", params, { timeout: Infinity });
+      const result = await this.session.call("process/write", params, { ...options, timeout: Infinity });
       this.check((result as ProcessWriteResult).status);
     } catch (error) {
       if (!(error instanceof SystemFailure)) throw error;

@@ -70,6 +70,22 @@ export async function within<T>(promise: Promise<T>, milliseconds: number, late:
   }
 }
 
+/** The result of a promise, or the reason of a signal as the error if that is aborted before. */
+export async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
+  if (!signal) return promise;
+  let stop: (() => void) | undefined;
+  const aborted = new Promise<never>((_, reject) => {
+    stop = () => reject(signal.reason as Error);
+    if (signal.aborted) stop();
+    else signal.addEventListener("abort", stop);
+  });
+  try {
+    return await Promise.race([aborted, promise]);
+  } finally {
+    signal.removeEventListener("abort", stop!);
+  }
+}
+
 /** Connects to the server on behalf of a session. */
 export class Connector {
   constructor(
@@ -80,7 +96,7 @@ export class Connector {
   ) {}
 
   /** A connection after its handshake, and the result of `initialize`. */
-  async connect(sessionId: string | undefined): Promise<[Connection, InitializeResult]> {
+  async connect(sessionId: string | undefined, signal?: AbortSignal): Promise<[Connection, InitializeResult]> {
     const connection = new Connection(await this.target.open(), this.handlers);
     try {
       const initialized = connection.request("initialize", {
@@ -89,7 +105,7 @@ export class Connector {
         extensions: this.extensions ? { execserver: 1 } : null,
       });
       const late = () => new CallTimeout("initialize", CONNECT_MILLISECONDS);
-      const result = await within(initialized, CONNECT_MILLISECONDS, late);
+      const result = await unlessAborted(within(initialized, CONNECT_MILLISECONDS, late), signal);
       connection.notify("initialized");
       return [connection, result as InitializeResult];
     } catch (error) {
@@ -102,13 +118,16 @@ export class Connector {
 /**
  * The first connection of a client: to a new session, or to the session of another client.
  *
- * Throws `ConnectionFailed`, `SessionLost`, `SessionAttached`, `ExecutorDraining`.
+ * Throws `ConnectionFailed`, `SessionLost`, `SessionAttached`, `ExecutorDraining`, the reason of the signal.
  */
-export async function join(connector: Connector, sessionId: string | undefined): Promise<[Connection, InitializeResult]> {
+export async function join(
+  connector: Connector, sessionId: string | undefined, signal?: AbortSignal,
+): Promise<[Connection, InitializeResult]> {
   const begin = performance.now();
   for (let left = HANDSHAKES; ; ) {
+    signal?.throwIfAborted();
     try {
-      return await connector.connect(sessionId);
+      return await connector.connect(sessionId, signal);
     } catch (error) {
       if (error instanceof SessionAttached) {
         if (performance.now() - begin >= ATTACHED_MILLISECONDS) throw error;

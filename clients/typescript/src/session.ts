@@ -14,9 +14,9 @@ import {
   CallTimeout, ConnectionLost, ExecServerError, ExecutorClosed, OutcomeUnknown, ProtocolFault, SessionLost, Unsupported,
 } from "./errors.js";
 import type { Inbox, ProcessEventName } from "./inbox.js";
-import { Connector, join, readMissing, Recovery, within } from "./recovery.js";
+import { Connector, join, readMissing, Recovery, unlessAborted, within } from "./recovery.js";
 import type { Target } from "./recovery.js";
-import type { Events, InitializeResult, Methods } from "./wire.js";
+import type { Events, FsChangedEvent, InitializeResult, Methods } from "./wire.js";
 
 const IDEMPOTENT: ReadonlySet<string> = new Set<keyof Methods>([
   "capabilities/discoverV2", "capabilityRoots/discoverV1", "environment/info", "environment/status",
@@ -50,6 +50,10 @@ export interface CallOptions {
   timeout?: number;
   /** Whether the request may be sent again after a lost connection. By default that depends on the method. */
   repeatable?: boolean;
+  /**
+   * Ends the wait for the response, with its reason as the error. A request that was sent may still be executed.
+   */
+  signal?: AbortSignal;
 }
 
 /** Calls, the inboxes of the session's processes, and the recovery of a lost connection. */
@@ -57,6 +61,8 @@ export class Session {
   id = "";
   /** The extensions that the server serves (D3, X10). */
   capabilities: ReadonlySet<string> = new Set();
+  /** Gets the events of a watch, by its id; undefined when events may have been lost. */
+  readonly watches = new Map<string, (event: FsChangedEvent | undefined) => void>();
   private readonly inboxes = new Map<string, Inbox>();
   private readonly connector: Connector;
   private readonly recovery: Recovery;
@@ -81,8 +87,8 @@ export class Session {
   }
 
   /** Connect, and open a new session or resume the given one. */
-  async open(): Promise<InitializeResult> {
-    const [connection, result] = await join(this.connector, this.options.sessionId);
+  async open(signal?: AbortSignal): Promise<InitializeResult> {
+    const [connection, result] = await join(this.connector, this.options.sessionId, signal);
     this.id = result.sessionId;
     this.capabilities = new Set(result.environmentInfo.capabilities.execserver ?? []);
     this.connection = connection;
@@ -111,18 +117,28 @@ export class Session {
 
   // Calls
 
+  /** For the response to a call, by default. */
+  get callMilliseconds(): number {
+    return this.options.callMilliseconds;
+  }
+
   /**
    * Send a request, and return its result.
    *
    * Throws `CallFailed`, `CallTimeout`, `OutcomeUnknown`, `SessionLost`, `ExecutorClosed`, `RequestTooLarge`.
    */
-  async call(method: string, params: unknown, options: CallOptions = {}): Promise<unknown> {
+  call(method: string, params: unknown, options: CallOptions = {}): Promise<unknown> {
+    return unlessAborted(this.attempt(method, params, options), options.signal);
+  }
+
+  private async attempt(method: string, params: unknown, options: CallOptions): Promise<unknown> {
     const timeout = options.timeout ?? this.options.callMilliseconds;
     const end = performance.now() + timeout;
     const repeatable = options.repeatable ?? IDEMPOTENT.has(method);
     for (;;) {
       const late = () => new CallTimeout(method, timeout);
       const connection = await within(this.connected(), end - performance.now(), late);
+      options.signal?.throwIfAborted(); // an abandoned call is not sent after a recovery
       try {
         return await within(connection.request(method, params), end - performance.now(), late);
       } catch (error) {
@@ -241,9 +257,11 @@ export class Session {
       const inbox = this.inboxes.get(keyOf(event.sessionId, event.processId));
       inbox?.push(method, event);
       if (inbox?.closed) this.forget(inbox);
-    } else {
-      this.options.onEvent(method, params);
+      return;
     }
+    const watch = method === "fs/changed" ? this.watches.get((params as FsChangedEvent).watchId) : undefined;
+    if (watch) watch(params as FsChangedEvent);
+    else this.options.onEvent(method, params);
   }
 
   private connectionLost(connection: Connection, reason: ExecServerError): void {
@@ -265,6 +283,7 @@ export class Session {
       }
       for (const inbox of this.inboxes.values()) if (inbox.closed) this.forget(inbox);
       this.connection = connection;
+      for (const watch of this.watches.values()) watch(undefined);
       // It may have been lost before it was known here.
       if (connection.lost) this.connectionLost(connection, connection.lost);
     } catch (error) {
@@ -283,6 +302,7 @@ export class Session {
 
   private failAll(error: ExecServerError): void {
     for (const inbox of this.inboxes.values()) inbox.fail(error);
+    for (const watch of this.watches.values()) watch(undefined);
   }
 }
 
