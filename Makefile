@@ -27,7 +27,8 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 	release-tests release-check soak faults fleet limits-vm limits-vm-setup fuzz bubblewrap terminal-tools ssh-server \
 	browser runtimes shells network-tools container-check integrations interop interop-setup probe relay-probe \
 	sandbox-backend vectors stock-client stock-websocket stock-stdio beside-stock relay-stock systemd-setup \
-	systemd-verify foreign-clients forward-vite typescript-setup typescript typescript-conformance bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
+	systemd-verify foreign-clients forward-vite typescript-setup typescript typescript-probe \
+	typescript-probe-short bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
 
 # A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
 help:
@@ -229,7 +230,7 @@ release-check: ## test, fleet, docs-check, release-tests, integrations, typescri
 	$(MAKE) release-tests
 	$(MAKE) integrations
 	$(MAKE) typescript
-	$(MAKE) typescript-conformance
+	$(MAKE) typescript-probe
 	$(MAKE) interop
 	$(MAKE) limits-vm
 	$(MAKE) sandbox-backend
@@ -347,7 +348,7 @@ TYPESCRIPT := clients/typescript
 # repository does not read theirs.
 TYPESCRIPT_PACKAGES := .interop/typescript
 
-typescript-setup: setup runtimes $(TYPESCRIPT_PACKAGES)/.ready
+typescript-setup: setup runtimes browser $(TYPESCRIPT_PACKAGES)/.ready
 
 $(TYPESCRIPT_PACKAGES)/.ready: $(TYPESCRIPT)/package.json
 	mkdir -p $(@D)
@@ -360,16 +361,19 @@ $(TYPESCRIPT_PACKAGES)/.ready: $(TYPESCRIPT)/package.json
 typescript: typescript-setup ## types compared with the schemas, build, tests with daemons over each transport, 25 random cuts
 	cd $(TYPESCRIPT) && npm run --silent generate-check && npm run --silent build && npm run --silent test
 
-# What lies behind the decoded message: the handshake and the framing are the client's own. TRANSPORTS=ws picks one.
+# TRANSPORTS=ws picks one.
 TRANSPORTS := stdio unix ws
-TYPESCRIPT_AREAS := environment,process.start,process.env,process.events,process.read,process.write,process.control,process.tty,fs,http,sandbox
+typescript-probe: PROBED := --slow
+typescript-probe: ## the conformance probe of the reference, through the TypeScript client over each transport
 
-typescript-conformance: typescript-setup bubblewrap ## the conformance probe of the reference, through the TypeScript client
-	test -d $(SHARED)/conformance || { echo "$(SHARED) is missing: set SHARED to the shared folder" >&2; exit 1; }
+# What CI runs of it: what streams, and what waits.
+typescript-probe-short: PROBED := --areas process.events,process.read,process.write,process.control,process.tty,concurrency,http
+typescript-probe-short: TRANSPORTS := ws
+
+typescript-probe typescript-probe-short: typescript-setup bubblewrap
 	cd $(TYPESCRIPT) && npm run --silent build && node_modules/.bin/tsc -p tests
 	for each in $(TRANSPORTS); do \
-		$(BIN)/python $(SHARED)/conformance/probe.py --areas $(TYPESCRIPT_AREAS) --jobs 2 \
-			--server "node $(CURDIR)/$(TYPESCRIPT)/build/driver.js $$each serve" || exit 1; done
+		$(BIN)/python -m tests.interop.typescript_probe $(SHARED) $$each --jobs 2 $(PROBED) || exit 1; done
 
 ##@ The reference and other programs
 

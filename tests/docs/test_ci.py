@@ -68,7 +68,7 @@ ALWAYS = ["test", "interop"]
 WITH_DOCS = ["test", "docs-check", "interop"]
 WITH_INTEGRATIONS = ["test", "integrations", "interop"]
 WITH_FLEET = ["test", "fleet", "interop"]
-TYPESCRIPT = ["typescript", "typescript-conformance", "TRANSPORTS=ws"]
+TYPESCRIPT = ["typescript", "typescript-probe-short"]
 WITH_TYPESCRIPT = ["test", *TYPESCRIPT, "interop"]
 ALL = ["test", "fleet", "docs-check", *TYPESCRIPT, "integrations", "interop"]
 
