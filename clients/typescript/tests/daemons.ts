@@ -22,7 +22,7 @@ export const CUTS = Number(process.env["EXECCLIENT_CUTS"] ?? "25");
 /** A folder that is removed at the end; short, since a socket is in it. */
 export function temporaryFolder(): { path: string; remove: () => void } {
   const path = mkdtempSync("/tmp/execclient-");
-  return { path, remove: () => rmSync(path, { recursive: true, force: true }) };
+  return { path, remove: () => rmSync(path, { recursive: true, force: true, maxRetries: 5 }) };
 }
 
 /** The environment of a daemon that shares nothing with others. */
