@@ -347,8 +347,10 @@ TYPESCRIPT := clients/typescript
 # The versions are those of its package.json. Packages are in another folder, so that what reads the sources of this
 # repository does not read theirs.
 TYPESCRIPT_PACKAGES := .interop/typescript
+VSCODE_SAMPLE := examples/vscode
+VSCODE_PACKAGES := .interop/vscode
 
-typescript-setup: setup runtimes browser $(TYPESCRIPT_PACKAGES)/.ready
+typescript-setup: setup runtimes browser $(TYPESCRIPT_PACKAGES)/.ready $(VSCODE_PACKAGES)/.ready
 
 $(TYPESCRIPT_PACKAGES)/.ready: $(TYPESCRIPT)/package.json
 	mkdir -p $(@D)
@@ -357,9 +359,20 @@ $(TYPESCRIPT_PACKAGES)/.ready: $(TYPESCRIPT)/package.json
 	ln -sfn ../../$(@D)/node_modules $(TYPESCRIPT)/node_modules
 	touch $@
 
+# It has the client itself, not a copy of what the client was when this was installed.
+$(VSCODE_PACKAGES)/.ready: $(VSCODE_SAMPLE)/package.json
+	mkdir -p $(@D)
+	cp $< $(@D)
+	npm install --install-links --no-package-lock --no-audit --no-fund --loglevel error --prefix $(@D)
+	rm -rf $(@D)/node_modules/execclient
+	ln -s ../../../$(TYPESCRIPT) $(@D)/node_modules/execclient
+	ln -sfn ../../$(@D)/node_modules $(VSCODE_SAMPLE)/node_modules
+	touch $@
+
 # EXECCLIENT_CUTS=1000 is the long form: six minutes.
-typescript: typescript-setup ## types compared with the schemas, build, tests with daemons over each transport, 25 random cuts
+typescript: typescript-setup ## the client of TypeScript and the sample for VS Code: build, tests with daemons, 25 random cuts
 	cd $(TYPESCRIPT) && npm run --silent generate-check && npm run --silent build && npm run --silent test
+	cd $(VSCODE_SAMPLE) && npm run --silent build && npm run --silent test
 
 # TRANSPORTS=ws picks one.
 TRANSPORTS := stdio unix ws
