@@ -201,7 +201,7 @@ dist: setup ## sdist and wheel of execclient and of execserver, in dist/
 	$(BIN)/python -m build --no-isolation --outdir $(DIST) .
 
 # NOTES=--unreleased rehearses a release, before the changelog has a section for the version.
-release: setup release-tools ## what is published, in dist/VERSION: see CONTRIBUTING.md; publishes nothing
+release: setup release-tools typescript-setup ## what is published, in dist/VERSION: see CONTRIBUTING.md; publishes nothing
 	$(BIN)/python -m tools.release $(NOTES) --tools $(RELEASE)/bin $(DIST)
 
 # The picture of README.md.
@@ -220,7 +220,7 @@ $(RELEASE)/.ready: pyproject.toml constraints.txt
 	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix $(RELEASE) svg-term-cli@$(SVG_TERM_VERSION)
 	touch $@
 
-release-tests: setup release-tools bubblewrap ## a release twice, the same bytes; pipx and uvx; types from the wheel
+release-tests: setup release-tools typescript-setup bubblewrap ## a release twice, the same bytes; pipx and uvx; types from the wheel
 	$(BIN)/python -m pytest -q --durations=10 --durations-min=1 tests/release
 
 release-check: ## test, fleet, docs-check, release-tests, integrations, typescript, interop, sandbox-backend, limits-vm, whatever changed
