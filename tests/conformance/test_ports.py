@@ -152,10 +152,10 @@ def test_changes_are_reported_while_they_are_watched(endpoint: Endpoint) -> None
     first, port = listen(client)
     assert [entry["port"] for entry in ports(client, watch=True)] == [port]
     second, other = listen(client)
-    client.wait_until(lambda: listening(client) == [(other, True)], 3)
+    client.wait_until(lambda: listening(client) == [(other, True)], 10)
     first.terminate()
     second.terminate()
-    client.wait_until(lambda: len(listening(client)) == 3, 3)
+    client.wait_until(lambda: len(listening(client)) == 3, 10)
     assert sorted(listening(client)[1:]) == sorted([(port, False), (other, False)])
     assert ports(client, watch=False) == []
     listen(client)

@@ -317,19 +317,19 @@ def test_handles_and_watches_are_gone_with_the_server(private: Endpoint, here: P
 
 @pytest.mark.statement("H47", "P35")
 def test_a_closed_process_is_kept_for_what_was_left_of_its_time(endpoint: Endpoint) -> None:
-    private = endpoint.private("--process-ttl", "3")
+    private = endpoint.private("--process-ttl", "6")
     client = private.connect()
     old = client.shell("echo x; exit 5").wait_closed()
     closed = time.monotonic()
-    threading.Event().wait(1)
+    threading.Event().wait(3)
     kill_server(private)
     client = resume(private, client.session_id)
     process = client.process(old.id)
     assert process.read()["exitCode"] == 5
-    while time.monotonic() < closed + 2.5:
+    while time.monotonic() < closed + 5:
         assert process.read()["closed"]
         threading.Event().wait(0.1)
-    threading.Event().wait(max(0.0, closed + 4 - time.monotonic()))
+    threading.Event().wait(max(0.0, closed + 7 - time.monotonic()))
     assert client.refused("process/read", {"processId": old.id}).message == f"unknown process id {old.id}"
 
 

@@ -1,16 +1,68 @@
-"""The folders of a watched tree, opened without following links."""
+"""The folders of a watched tree, each with its ignore rules, opened without following links."""
 
 from __future__ import annotations
 
 import os
+from functools import partial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from execserver.watching.program.ignore_rules import IgnoreRules, Rules
+    from collections.abc import Iterator
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+_VERDICT_SECONDS = 0.05
+"""Of the processor, for a verdict of one folder's rules; usually it takes a few microseconds."""
+
+_MAX_SLOW = 3
+"""Slow verdicts after which the rules of a folder do not count. A few may be slow for another reason."""
+
+
+class _TooSlow(Exception):
+    """A verdict took too long."""
+
+
+class Rules:
+    """The rules of one folder. Only the main thread may use them."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._slow = 0
+        self.has_paths = any("/" in line.strip().rstrip("/") for line in text.splitlines())
+        """Whether a pattern depends on more of a path than its last name."""
+        # These load 80 ms of modules, which most trees without rules do not need.
+        import signal
+
+        from pathspec import GitIgnoreSpec
+
+        signal.signal(signal.SIGVTALRM, _stop_verdict)
+        self._set_timer = partial(signal.setitimer, signal.ITIMER_VIRTUAL)
+        lines = text.splitlines()
+        try:
+            self._spec = GitIgnoreSpec.from_lines(lines)
+        except ValueError:
+            self._spec = GitIgnoreSpec.from_lines([line for line in lines if _is_valid(line)])
+
+    def verdict(self, path: str) -> bool | None:
+        """Whether a path below the folder is ignored; None if no pattern matches, or if that takes too long.
+        Directories end in `/`.
+        """
+        if self._slow >= _MAX_SLOW:
+            return None
+        try:
+            try:
+                self._set_timer(_VERDICT_SECONDS)
+                return self._spec.check_file(path).include
+            finally:
+                self._set_timer(0)
+        except _TooSlow:
+            self._slow += 1
+            return None
+
+
+def _stop_verdict(*_: object) -> None:
+    # An expression that is being matched looks for signals, too.
+    raise _TooSlow
 
 
 class Folder:
@@ -103,26 +155,11 @@ class Opener:
         return fd
 
 
-class Scope:
-    """What is watched.
+def _is_valid(line: str) -> bool:
+    from pathspec import GitIgnoreSpec
 
-    Args:
-        root_fd: the open root, or the folder of the root if that is a file.
-        only: the name of a root that is a file; None for a directory.
-        recursive: whether folders below the root are watched.
-        rules: which paths are left out.
-        alive: called for each folder of a walk.
-    """
-
-    def __init__(
-        self, root_fd: int, only: str | None, recursive: bool, rules: IgnoreRules, alive: Callable[[], None]
-    ) -> None:
-        self.opener = Opener(root_fd)
-        self.only = only
-        self.recursive = recursive and only is None
-        self.rules = rules
-        self.alive = alive
-
-    def has(self, folder: Folder, name: str, is_directory: bool) -> bool:
-        """Whether a name in a folder is watched."""
-        return self.only in (None, name) and not self.rules.ignores(folder, name, is_directory)
+    try:
+        GitIgnoreSpec.from_lines([line])
+    except ValueError:
+        return False
+    return True

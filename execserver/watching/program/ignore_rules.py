@@ -1,4 +1,4 @@
-"""The ignore rules of a tree: `.gitignore` and its relatives, read with the rights of the program.
+"""What of a tree is watched: its scope, and the ignore rules in it, read with the rights of the program.
 
 The rules of a deeper folder win over those above it; in one folder the later file of `RULE_FILES` wins.
 Patterns are matched by `pathspec`, which is loaded when the first rule file is found.
@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 import stat
-from functools import partial
+
+from execserver.watching.program.folders import Folder, Opener, Rules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from execserver.watching.program.folders import Folder
+    from collections.abc import Callable
 
 RULE_FILES = (".gitignore", ".ignore", ".rgignore")
 
@@ -26,61 +27,8 @@ _MAX_ABOVE = 64
 MAX_PATTERNS = 10_000
 """Lines of all rule files that count: each takes 0.2 ms to compile, and 1 KiB."""
 
-_VERDICT_SECONDS = 0.05
-"""Of the processor, for a verdict of one folder's rules; usually it takes a few microseconds."""
-
-_MAX_SLOW = 3
-"""Slow verdicts after which the rules of a folder do not count. A few may be slow for another reason."""
-
 _MAX_KEPT = 20_000
 """Verdicts that are kept, for trees in which the same files change again and again."""
-
-
-class _TooSlow(Exception):
-    """A verdict took too long."""
-
-
-class Rules:
-    """The rules of one folder. Only the main thread may use them."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._slow = 0
-        self.has_paths = any("/" in line.strip().rstrip("/") for line in text.splitlines())
-        """Whether a pattern depends on more of a path than its last name."""
-        # These load 80 ms of modules, which most trees without rules do not need.
-        import signal
-
-        from pathspec import GitIgnoreSpec
-
-        signal.signal(signal.SIGVTALRM, _stop_verdict)
-        self._set_timer = partial(signal.setitimer, signal.ITIMER_VIRTUAL)
-        lines = text.splitlines()
-        try:
-            self._spec = GitIgnoreSpec.from_lines(lines)
-        except ValueError:
-            self._spec = GitIgnoreSpec.from_lines([line for line in lines if _is_valid(line)])
-
-    def verdict(self, path: str) -> bool | None:
-        """Whether a path below the folder is ignored; None if no pattern matches, or if that takes too long.
-        Directories end in `/`.
-        """
-        if self._slow >= _MAX_SLOW:
-            return None
-        try:
-            try:
-                self._set_timer(_VERDICT_SECONDS)
-                return self._spec.check_file(path).include
-            finally:
-                self._set_timer(0)
-        except _TooSlow:
-            self._slow += 1
-            return None
-
-
-def _stop_verdict(*_: object) -> None:
-    # An expression that is being matched looks for signals, too.
-    raise _TooSlow
 
 
 class IgnoreRules:
@@ -193,6 +141,31 @@ class IgnoreRules:
         self._patterns_left += patterns
 
 
+class Scope:
+    """What is watched.
+
+    Args:
+        root_fd: the open root, or the folder of the root if that is a file.
+        only: the name of a root that is a file; None for a directory.
+        recursive: whether folders below the root are watched.
+        rules: which paths are left out.
+        alive: called for each folder of a walk.
+    """
+
+    def __init__(
+        self, root_fd: int, only: str | None, recursive: bool, rules: IgnoreRules, alive: Callable[[], None]
+    ) -> None:
+        self.opener = Opener(root_fd)
+        self.only = only
+        self.recursive = recursive and only is None
+        self.rules = rules
+        self.alive = alive
+
+    def has(self, folder: Folder, name: str, is_directory: bool) -> bool:
+        """Whether a name in a folder is watched."""
+        return self.only in (None, name) and not self.rules.ignores(folder, name, is_directory)
+
+
 def _read_text(path: str) -> str:
     """A rule file; empty if it is missing, not readable, no regular file, or too large."""
     try:
@@ -208,13 +181,3 @@ def _read_text(path: str) -> str:
         return ""
     finally:
         os.close(fd)
-
-
-def _is_valid(line: str) -> bool:
-    from pathspec import GitIgnoreSpec
-
-    try:
-        GitIgnoreSpec.from_lines([line])
-    except ValueError:
-        return False
-    return True

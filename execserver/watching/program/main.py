@@ -20,8 +20,7 @@ import time
 from execserver import inotify
 from execserver.watching import frames
 from execserver.watching.program.changes import MAX_CHANGES, Batch
-from execserver.watching.program.folders import Scope
-from execserver.watching.program.ignore_rules import IgnoreRules
+from execserver.watching.program.ignore_rules import IgnoreRules, Scope
 from execserver.watching.program.polling import PolledTree, TooManyEntries
 from execserver.watching.program.tree import Tree
 

@@ -6,7 +6,8 @@ import errno
 import os
 
 from execserver.watching.program.changes import Batch
-from execserver.watching.program.folders import Folder, Scope
+from execserver.watching.program.folders import Folder
+from execserver.watching.program.ignore_rules import Scope
 
 _State = tuple[bool, int, int, int, int, int]
 """Whether it is a directory, inode, mode, size, and the times of its content and its metadata."""

@@ -21,8 +21,8 @@ import os
 
 from execserver import inotify
 from execserver.watching.program.changes import Batch, Place
-from execserver.watching.program.folders import Folder, Scope
-from execserver.watching.program.ignore_rules import RULE_FILES
+from execserver.watching.program.folders import Folder
+from execserver.watching.program.ignore_rules import RULE_FILES, Scope
 
 _MASK = (
     inotify.MODIFY
