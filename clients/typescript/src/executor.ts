@@ -5,10 +5,10 @@ import { ExecServerError } from "./errors.js";
 import { Inbox } from "./inbox.js";
 import type { Exit, ProcessEventName } from "./inbox.js";
 import { Process } from "./process.js";
-import { unlessAborted } from "./recovery.js";
 import type { Target } from "./recovery.js";
 import { Session } from "./session.js";
 import type { CallOptions } from "./session.js";
+import { unlessAborted } from "./waiting.js";
 import { Watch } from "./watch.js";
 import type { WatchOptions } from "./watch.js";
 import type {

@@ -11,7 +11,7 @@
 
 import { fromBase64 } from "./bytes.js";
 import type { ExecServerError } from "./errors.js";
-import { unlessAborted } from "./recovery.js";
+import { unlessAborted } from "./waiting.js";
 import type { Events, ProcessExitedEvent, ProcessOutputEvent, ProcessReadResult } from "./wire.js";
 
 /** Output of a process. */

@@ -3,8 +3,8 @@
 import { newId, toBase64, toBytes } from "./bytes.js";
 import { NoSuchProcess, StdinUnavailable, SystemFailure } from "./errors.js";
 import type { Exit, Inbox, Piece } from "./inbox.js";
-import { unlessAborted } from "./recovery.js";
 import type { Session } from "./session.js";
+import { unlessAborted } from "./waiting.js";
 import type {
   ProcessCloseStdinResult, ProcessResizeResult, ProcessSignalParams, ProcessTerminateParams, ProcessTerminateResult,
   ProcessWriteResult,

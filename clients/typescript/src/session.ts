@@ -14,8 +14,9 @@ import {
   CallTimeout, ConnectionLost, ExecServerError, ExecutorClosed, OutcomeUnknown, ProtocolFault, SessionLost, Unsupported,
 } from "./errors.js";
 import type { Inbox, ProcessEventName } from "./inbox.js";
-import { Connector, join, readMissing, Recovery, unlessAborted, within } from "./recovery.js";
+import { Connector, join, readMissing, Recovery } from "./recovery.js";
 import type { Target } from "./recovery.js";
+import { unlessAborted, within } from "./waiting.js";
 import type { Events, FsChangedEvent, InitializeResult, Methods } from "./wire.js";
 
 const IDEMPOTENT: ReadonlySet<string> = new Set<keyof Methods>([

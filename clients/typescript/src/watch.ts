@@ -14,8 +14,8 @@
 
 import { newId, pathUri, uriPath } from "./bytes.js";
 import { Refused } from "./errors.js";
-import { unlessAborted } from "./recovery.js";
 import type { Session } from "./session.js";
+import { unlessAborted } from "./waiting.js";
 import type { Change as WireChange, FsChangedEvent, FsWatchParams, FsWatchReadResult, FsWatchResult } from "./wire.js";
 
 /** Changes that wait for the caller, and those that one request reads. */

@@ -104,7 +104,13 @@ async function carryOut({ method, params }: Message): Promise<unknown> {
 let earlier: Promise<unknown> = Promise.resolve();
 const lines = createInterface(process.stdin);
 lines.on("line", (line) => {
-  const message = JSON.parse(line) as Message;
+  let message: Message;
+  try {
+    message = JSON.parse(line) as Message;
+  } catch {
+    lines.close(); // the framing is not what is tested
+    return;
+  }
   if (message.method === undefined) {
     questions.get(message.id as number)?.(message);
   } else if (message.id !== undefined) {
@@ -121,5 +127,7 @@ lines.on("close", () => {
     await earlier.catch(() => undefined);
     await session?.close(false);
     await daemon?.stop();
+    process.stdin.destroy();
   })();
 });
+process.on("SIGTERM", () => lines.close());
