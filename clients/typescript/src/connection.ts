@@ -1,7 +1,7 @@
 /** One connection: JSON-RPC 2.0 over a channel. `docs/protocol.md`, "Standard JSON-RPC". */
 
 import { createMessageConnection, ErrorCodes, ParameterStructures, ResponseError } from "vscode-jsonrpc";
-import type { MessageConnection, MessageReader, MessageWriter } from "vscode-jsonrpc";
+import type { DataCallback, Disposable, Message, MessageConnection, MessageReader, MessageWriter } from "vscode-jsonrpc";
 
 import {
   CallFailed, ConnectionLost, ExecServerError, ExecutorDraining, InvalidParams, LineTooLong, NotFound, ProtocolFault, Refused,
@@ -14,6 +14,12 @@ export const MAX_MESSAGE_BYTES = 64 << 20;
 
 /** A request with fewer characters in its strings is not measured: it cannot exceed the limit. */
 const MEASURED_CHARACTERS = MAX_MESSAGE_BYTES / 8;
+
+/** After the loss of a connection, for the messages that have arrived before. */
+const LAST_MILLISECONDS = 1000;
+
+/** A message that no server sends: it follows the last one of a connection. */
+const END: Message & { method: string } = { jsonrpc: "2.0", method: "$/execclient/end" };
 
 /** How long the end of a connection waits for the server's own end. */
 const CLOSE_MILLISECONDS = 5000;
@@ -59,20 +65,42 @@ const BY_WIRE_NAME = new Map<string, typeof CallFailed>([
   ["sandbox_required", SandboxRequired],
 ]);
 
+/**
+ * Adds `END` to the messages of a connection. vscode-jsonrpc reports the end of a connection at once, and the messages
+ * before it later: a response with which a server ends would be lost.
+ */
+function withEnd(reader: MessageReader): MessageReader {
+  return {
+    onError: reader.onError,
+    onClose: reader.onClose,
+    onPartialMessage: reader.onPartialMessage,
+    listen(callback: DataCallback): Disposable {
+      reader.onClose(() => callback(END));
+      return reader.listen(callback);
+    },
+    dispose: () => reader.dispose(),
+  };
+}
+
 /** A connection to a server. */
 export class Connection {
   /** Why it has ended; undefined while it is open. */
   lost: ExecServerError | undefined;
   private readonly rpc: MessageConnection;
   private closing = false;
+  private lastMessages: ReturnType<typeof setTimeout> | undefined;
 
   constructor(private readonly channel: Channel, private readonly handlers: ConnectionHandlers) {
-    this.rpc = createMessageConnection(channel.reader, channel.writer);
+    this.rpc = createMessageConnection(withEnd(channel.reader), channel.writer);
     this.rpc.onNotification((method, params) => {
-      if (!this.lost) handlers.onEvent(method, params);
+      if (method === END.method) this.dispose();
+      else if (!this.lost) handlers.onEvent(method, params);
     });
     this.rpc.onRequest((method, params) => handlers.onRequest(method, params));
-    this.rpc.onClose(() => this.end(new ConnectionLost("the server closed the connection")));
+    this.rpc.onClose(() => {
+      this.end(new ConnectionLost("the server closed the connection"));
+      this.lastMessages = setTimeout(() => this.dispose(), LAST_MILLISECONDS);
+    });
     this.rpc.onError(([error, message]) => {
       // With a message it is an error of writing, after which the transport reports its end.
       const broken = message !== undefined || "syscall" in error;
@@ -114,8 +142,7 @@ export class Connection {
     });
     await Promise.race([this.channel.close(), late]);
     clearTimeout(timer);
-    this.end(new ConnectionLost("the connection was closed"));
-    this.channel.cut();
+    this.fail(new ConnectionLost("the connection was closed"));
   }
 
   /** Cut the connection, as a fault would. */
@@ -129,14 +156,20 @@ export class Connection {
 
   private fail(reason: ExecServerError): void {
     this.end(reason);
+    this.dispose();
     this.channel.cut();
   }
 
   private end(reason: ExecServerError): void {
     if (this.lost) return;
     this.lost = reason;
-    this.rpc.dispose();
     if (!this.closing) this.handlers.onLost(this, reason);
+  }
+
+  /** Reject what is unanswered. */
+  private dispose(): void {
+    clearTimeout(this.lastMessages);
+    this.rpc.dispose();
   }
 }
 

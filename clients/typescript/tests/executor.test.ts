@@ -205,6 +205,14 @@ describe("sessions", () => {
     await executor.close();
   });
 
+  test("an answer that comes with the end of its connection is not lost", async () => {
+    for (let left = 10; left; left--) {
+      const executor = await connect(daemon.url);
+      assert.deepEqual(await executor.call("session/end", {}), {});
+      await executor.close();
+    }
+  });
+
   test("retention that drops unread output is a gap with its size", async () => {
     const small = await Daemon.start("unix", ["--retained-output-bytes", "100000"]);
     const executor = await connect(small.url);
