@@ -27,8 +27,8 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 	release-tests release-check soak faults fleet limits-vm limits-vm-setup fuzz bubblewrap terminal-tools ssh-server \
 	browser runtimes shells network-tools container-check integrations interop interop-setup probe relay-probe \
 	sandbox-backend vectors stock-client stock-websocket stock-stdio beside-stock relay-stock systemd-setup \
-	systemd-verify foreign-clients forward-vite typescript-setup typescript typescript-probe \
-	typescript-probe-short bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
+	systemd-verify foreign-clients forward-vite typescript-setup typescript typescript-driver \
+	typescript-probe typescript-probe-short bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
 
 # A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
 help:
@@ -376,17 +376,21 @@ typescript: typescript-setup ## the client of TypeScript and the sample for VS C
 
 # TRANSPORTS=ws picks one.
 TRANSPORTS := stdio unix ws
-typescript-probe: PROBED := --slow
-typescript-probe: ## the conformance probe of the reference, through the TypeScript client over each transport
+TYPESCRIPT_DRIVER := $(CURDIR)/$(TYPESCRIPT)/build/driver.js
+
+typescript-driver: typescript-setup bubblewrap
+	cd $(TYPESCRIPT) && npm run --silent build && node_modules/.bin/tsc -p tests
+
+typescript-probe: typescript-driver ## all conformance cases through the TypeScript client, over each transport; needs $SHARED
+	for each in $(TRANSPORTS); do \
+		$(BIN)/python -m tests.interop.typescript_probe $(SHARED) $$each --jobs 2 --slow && \
+		EXECSERVER_TEST_COMMAND="node $(TYPESCRIPT_DRIVER) $$each serve" \
+			$(BIN)/python -m pytest -q -p tests.interop.typescript_cases tests/conformance || exit 1; done
 
 # What CI runs of it: what streams, and what waits.
-typescript-probe-short: PROBED := --areas process.events,process.read,process.write,process.control,process.tty,concurrency,http
-typescript-probe-short: TRANSPORTS := ws
-
-typescript-probe typescript-probe-short: typescript-setup bubblewrap
-	cd $(TYPESCRIPT) && npm run --silent build && node_modules/.bin/tsc -p tests
-	for each in $(TRANSPORTS); do \
-		$(BIN)/python -m tests.interop.typescript_probe $(SHARED) $$each --jobs 2 $(PROBED) || exit 1; done
+SHORT_PROBE := process.events,process.read,process.write,process.control,process.tty,concurrency,http
+typescript-probe-short: typescript-driver
+	$(BIN)/python -m tests.interop.typescript_probe $(SHARED) ws --jobs 2 --areas $(SHORT_PROBE)
 
 ##@ The reference and other programs
 
