@@ -47,7 +47,6 @@ NOT_APPLICABLE = {
     ),
     "the stdio, the flags and the exit status are the driver's, not the daemon's": (
         "concurrency.zero_is_a_usage_error",
-        "stdio.blank_lines_ignored",
         "stdio.invalid_utf8_ends_the_connection",
         "stdio.listen_stdio_url_form",
         "stdio.ws_auth_flags_refused_with_stdio",

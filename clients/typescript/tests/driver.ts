@@ -104,6 +104,7 @@ async function carryOut({ method, params }: Message): Promise<unknown> {
 let earlier: Promise<unknown> = Promise.resolve();
 const lines = createInterface(process.stdin);
 lines.on("line", (line) => {
+  if (line.trim() === "") return;
   let message: Message;
   try {
     message = JSON.parse(line) as Message;
