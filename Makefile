@@ -369,7 +369,7 @@ $(VSCODE_PACKAGES)/.ready: $(VSCODE_SAMPLE)/package.json
 	ln -sfn ../../$(@D)/node_modules $(VSCODE_SAMPLE)/node_modules
 	touch $@
 
-# EXECCLIENT_CUTS=1000 is the long form: six minutes.
+# EXECCLIENT_CUTS=1000 is the long form: two minutes on a quiet machine.
 typescript: typescript-setup ## the client of TypeScript and the sample for VS Code: build, tests with daemons, 25 random cuts
 	cd $(TYPESCRIPT) && npm run --silent generate-check && npm run --silent build && npm run --silent test
 	cd $(VSCODE_SAMPLE) && npm run --silent build && npm run --silent test
