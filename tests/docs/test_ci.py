@@ -68,7 +68,9 @@ ALWAYS = ["test", "interop"]
 WITH_DOCS = ["test", "docs-check", "interop"]
 WITH_INTEGRATIONS = ["test", "integrations", "interop"]
 WITH_FLEET = ["test", "fleet", "interop"]
-ALL = ["test", "fleet", "docs-check", "integrations", "interop"]
+TYPESCRIPT = ["typescript", "typescript-probe-short"]
+WITH_TYPESCRIPT = ["test", *TYPESCRIPT, "interop"]
+ALL = ["test", "fleet", "docs-check", *TYPESCRIPT, "integrations", "interop"]
 
 
 def test_all_is_checked_when_the_history_is_unknown(clone: Clone) -> None:
@@ -82,6 +84,8 @@ def test_all_is_checked_when_the_history_is_unknown(clone: Clone) -> None:
         ("docs/index.md", WITH_DOCS),
         ("execserver/relay/__init__.py", WITH_FLEET),
         ("pyproject.toml", ["test", "fleet", "docs-check", "interop"]),
+        ("clients/typescript/package.json", WITH_TYPESCRIPT),
+        ("schemas/error.json", WITH_TYPESCRIPT),
         ("tests/third_party/chaos.py", WITH_INTEGRATIONS),
         ("clients/python/execclient/integrations/acp.py", WITH_INTEGRATIONS),
         ("clients/python/pyproject.toml", ["test", "docs-check", "integrations", "interop"]),
