@@ -8,6 +8,14 @@ export interface AppliedEdit {
   sha256: string | null;
 }
 
+/** The state of the audit folder. */
+export interface AuditHealth {
+  /** The number of the newest act that is written down. */
+  acts: number;
+  /** Why acts cannot be written down at present; null if they can. */
+  problem: string | null;
+}
+
 /** The capabilities of this executor beyond the basic methods. Clients treat an absent member as false. */
 export interface Capabilities {
   /** Whether `process/start` takes `networkProxy`. */
@@ -490,6 +498,8 @@ export interface OutputChunk {
   stream: "stdout" | "stderr" | "pty";
   /** The bytes as written, at most 1 MiB, cut anywhere, also within a character. An empty chunk stands for output that is no longer retained. */
   chunk: string;
+  /** When the server took the bytes from the process, in milliseconds since 1970. Not in an empty chunk. */
+  at?: number;
 }
 
 /** The files of a plugin. */
@@ -714,6 +724,18 @@ export interface ShellSnapshot {
   scopeId: string;
   /** The shell of the snapshot. */
   shell: SnapshotShell;
+}
+
+/** A size of a terminal, and since when it holds. */
+export interface SizeChange {
+  /** The number of the newest event at that time; 0 before the first one. */
+  seq: number;
+  /** The time in milliseconds since 1970. */
+  at: number;
+  /** The number of lines. */
+  rows: number;
+  /** The number of characters in a line. */
+  cols: number;
 }
 
 /** What a skill needs. */
@@ -1736,6 +1758,8 @@ export interface ProcessReadParams {
   waitMs?: number | null;
   /** The session of the process; null for the connection's own. Another session is accessible only on a Unix socket, or with `--ws-auth`. */
   sessionId?: string | null;
+  /** Whether the result has the sizes of the terminal; null for false. */
+  sizes?: boolean | null;
 }
 
 /** A page of retained output, and the state of the process. */
@@ -1764,6 +1788,8 @@ export interface ProcessReadResult {
   limit?: LimitHit;
   /** What the process and its descendants used until its end. Only for an exited process with `limits`. */
   usage?: ExitUsage;
+  /** The sizes of the terminal, oldest first: the one at the cursor, and each that a client has set since then. The newest 1024 are known. Only if `sizes` was requested, and with a terminal. */
+  sizes?: SizeChange[];
   /** The number of the oldest retained chunk; present only if output after the cursor was lost. */
   firstSeq?: number;
   /** How many bytes after the cursor are no longer retained; present only if some were lost. */
@@ -1872,6 +1898,8 @@ export interface ProcessStartResult {
   pid?: number;
   /** Present if the process existed already and nothing was started. */
   attached?: true;
+  /** The number of the start in the daemon's audit folder. Missing if the daemon has none. */
+  audit?: number;
   /** Why the command runs in a login shell although there is a `shellSnapshot`: a sentence for people. Missing if the snapshot was restored. */
   snapshotObstacle?: string;
 }
@@ -2023,6 +2051,8 @@ export interface ServerHealthResult {
   lostOutputBytes: number;
   /** Whether commands and changes of files without a sandbox that limits files are refused, by the setting `require_sandbox`. */
   requireSandbox: boolean;
+  /** The audit folder. Missing if the daemon has none (setting `audit_dir`). */
+  audit?: AuditHealth;
 }
 
 /** Absent, null or `{}`; anything else is refused. */
@@ -2287,6 +2317,8 @@ export interface ProcessOutputEvent {
   stream: "stdout" | "stderr" | "pty";
   /** The bytes as written, at most 1 MiB, cut anywhere, also within a character. An empty chunk stands for output that was dropped because this connection was too slow. */
   chunk: string;
+  /** When the server took the bytes from the process, in milliseconds since 1970. Not in an empty chunk. */
+  at?: number;
   /** How many bytes were dropped before this chunk; present only if some were lost. */
   lostBytes?: number;
   /** The number of the first chunk after the gap; present only if some output was lost. */
