@@ -28,7 +28,8 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 	browser console console-tests first-console second-console runtimes shells network-tools container-check \
 	integrations interop interop-setup probe relay-probe sandbox-backend vectors stock-client stock-websocket \
 	stock-stdio beside-stock relay-stock systemd-setup systemd-verify foreign-clients \
-	forward-vite bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
+	forward-vite typescript-setup typescript typescript-driver typescript-probe typescript-probe-short \
+	bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
 
 # A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
 help:
@@ -226,7 +227,7 @@ dist: setup console ## sdist and wheel of execclient and of execserver, in dist/
 	$(BIN)/python -m build --no-isolation --outdir $(DIST) .
 
 # NOTES=--unreleased rehearses a release, before the changelog has a section for the version.
-release: setup release-tools ## what is published, in dist/VERSION: see CONTRIBUTING.md; publishes nothing
+release: setup release-tools typescript-setup ## what is published, in dist/VERSION: see CONTRIBUTING.md; publishes nothing
 	$(BIN)/python -m tools.release $(NOTES) --tools $(RELEASE)/bin $(DIST)
 
 # The picture of README.md.
@@ -245,24 +246,26 @@ $(RELEASE)/.ready: pyproject.toml constraints.txt
 	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix $(RELEASE) svg-term-cli@$(SVG_TERM_VERSION)
 	touch $@
 
-release-tests: setup release-tools bubblewrap ## a release twice, the same bytes; pipx and uvx; types from the wheel
+release-tests: setup release-tools typescript-setup bubblewrap ## a release twice, the same bytes; pipx and uvx; types from the wheel
 	$(BIN)/python -m pytest -q --durations=10 --durations-min=1 tests/release
 
-release-check: ## test, fleet, console-tests, docs-check, release-tests, integrations, interop, sandbox-backend, limits-vm, whatever changed
+release-check: ## test, fleet, console-tests, docs-check, release-tests, integrations, typescript, interop, sandbox-backend, limits-vm, whatever changed
 	$(MAKE) test
 	$(MAKE) fleet
 	$(MAKE) console-tests
 	$(MAKE) docs-check
 	$(MAKE) release-tests
 	$(MAKE) integrations
+	$(MAKE) typescript
+	$(MAKE) typescript-probe
 	$(MAKE) interop
 	$(MAKE) limits-vm
 	$(MAKE) sandbox-backend
 
 ##@ Longer tests
 
-soak: setup ## 10,000 commands, then look for what they left behind, and a watch of 1,000,000 changes
-	EXECSERVER_SOAK_COMMANDS=10000 EXECSERVER_SOAK_CHANGES=1000000 \
+soak: setup ## 10,000 commands, then look for what they left behind, a watch of 1,000,000 changes, and 100,000 acts in an audit folder
+	EXECSERVER_SOAK_COMMANDS=10000 EXECSERVER_SOAK_CHANGES=1000000 EXECSERVER_SOAK_ACTS=100000 \
 		$(BIN)/python -m pytest -q tests/soak --timeout 1200
 
 limits-vm-setup:
@@ -363,6 +366,58 @@ constraints-%: $(UV) ## the constraints of an integration anew, in the newest ve
 	$(UV) pip install --quiet --python .integrations/$* --group third-party-$* --editable "clients/python[$*]" --editable .
 	$(UV) pip freeze --quiet --exclude-editable --python .integrations/$* > tests/third_party/$*/constraints.txt
 	touch .integrations/$*/.ready
+
+##@ The TypeScript client
+
+TYPESCRIPT := clients/typescript
+
+# The versions are those of its package.json. Packages are in another folder, so that what reads the sources of this
+# repository does not read theirs.
+TYPESCRIPT_PACKAGES := .interop/typescript
+VSCODE_SAMPLE := examples/vscode
+VSCODE_PACKAGES := .interop/vscode
+
+typescript-setup: setup runtimes browser $(TYPESCRIPT_PACKAGES)/.ready $(VSCODE_PACKAGES)/.ready
+
+$(TYPESCRIPT_PACKAGES)/.ready: $(TYPESCRIPT)/package.json
+	mkdir -p $(@D)
+	cp $< $(@D)
+	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix $(@D)
+	ln -sfn ../../$(@D)/node_modules $(TYPESCRIPT)/node_modules
+	touch $@
+
+# It has the client itself, not a copy of what the client was when this was installed.
+$(VSCODE_PACKAGES)/.ready: $(VSCODE_SAMPLE)/package.json
+	mkdir -p $(@D)
+	cp $< $(@D)
+	npm install --install-links --no-package-lock --no-audit --no-fund --loglevel error --prefix $(@D)
+	rm -rf $(@D)/node_modules/execclient
+	ln -s ../../../$(TYPESCRIPT) $(@D)/node_modules/execclient
+	ln -sfn ../../$(@D)/node_modules $(VSCODE_SAMPLE)/node_modules
+	touch $@
+
+# EXECCLIENT_CUTS=1000 is the long form: two minutes on a quiet machine.
+typescript: typescript-setup ## the client of TypeScript and the sample for VS Code: build, tests with daemons, 25 random cuts
+	cd $(TYPESCRIPT) && npm run --silent generate-check && npm run --silent build && npm run --silent test
+	cd $(VSCODE_SAMPLE) && npm run --silent build && npm run --silent test
+
+# TRANSPORTS=ws picks one.
+TRANSPORTS := stdio unix ws
+TYPESCRIPT_DRIVER := $(CURDIR)/$(TYPESCRIPT)/build/driver.js
+
+typescript-driver: typescript-setup bubblewrap
+	cd $(TYPESCRIPT) && npm run --silent build && node_modules/.bin/tsc -p tests
+
+typescript-probe: typescript-driver ## all conformance cases through the TypeScript client, over each transport; needs $SHARED
+	for each in $(TRANSPORTS); do \
+		$(BIN)/python -m tests.interop.typescript_probe $(SHARED) $$each --jobs 2 --slow && \
+		EXECSERVER_TEST_COMMAND="node $(TYPESCRIPT_DRIVER) $$each serve" \
+			$(BIN)/python -m pytest -q -p tests.interop.typescript_cases tests/conformance || exit 1; done
+
+# What CI runs of it: what streams, and what waits.
+SHORT_PROBE := process.events,process.read,process.write,process.control,process.tty,concurrency,http
+typescript-probe-short: typescript-driver
+	$(BIN)/python -m tests.interop.typescript_probe $(SHARED) ws --jobs 2 --areas $(SHORT_PROBE)
 
 ##@ The reference and other programs
 

@@ -1,5 +1,6 @@
 """The console script. It runs `serve` in the supervisor, `relay` in the relay's program, `config`,
-`doctor`, `uninstall` and `drain` in `execserver.cli`, and the client's commands in `execclient.commands`.
+`doctor`, `uninstall`, `drain` and `audit` in `execserver.cli`, and the client's commands in
+`execclient.commands`.
 
 Only the standard library is imported until then, so that the supervisor starts in milliseconds.
 """
@@ -18,6 +19,7 @@ DAEMON_COMMANDS = {
     "doctor": "check whether commands can be sandboxed here",
     "uninstall": "remove what execserver left on this machine",
     "drain": "let a daemon open no new sessions",
+    "audit": "check what a daemon has written down",
     "relay": "connect executors and clients that are behind firewalls",
 }
 """The commands that are not the client's, with their lines in `execserver --help`."""

@@ -1,4 +1,4 @@
-"""The command line of the daemon: `serve`, `config`, `doctor`, `uninstall` and `drain`.
+"""The command line of the daemon: `serve`, `config`, `doctor`, `uninstall`, `drain` and `audit`.
 
 `serve` gets here for `--help`, without a supervisor, and as the server that the supervisor has started with
 the same arguments. Exit codes: 2 for an invalid command line, 1 for values that cannot be used, alone or
@@ -55,6 +55,12 @@ the variables that the daemon had. Exit status 0 if it drains, 1 if sessions are
 daemon runs."""
 
 
+_AUDIT_DESCRIPTION = """\
+Check the audit folder of a daemon (setting audit_dir), or one file of it: each line must be as it was
+written, and follow the one before. Prints the numbers of the acts and the hash of the last one. Exit status 0
+if all is well, 1 with the first line at fault if not."""
+
+
 def main(argv: list[str]) -> int:
     """Run a command; return its exit code.
 
@@ -75,6 +81,8 @@ def main(argv: list[str]) -> int:
         from execserver.drain_command import run
 
         return run(options.url, os.environ, wait=options.wait, cancel=options.cancel)
+    if options.command == "audit":
+        return _audit_verify(options.path)
     parser.print_help()
     return 2
 
@@ -93,6 +101,22 @@ def serve(argv: Sequence[str]) -> int:
     if effective is None:
         return 1
     return server.run(effective.settings, effective.file) if serves else _read_credentials(effective)
+
+
+def _audit_verify(path: str) -> int:
+    from execserver.audit.chain import AuditFault, verify
+
+    try:
+        verified = verify(path)
+    except AuditFault as fault:
+        _complain(str(fault))
+        return 1
+    except OSError as error:
+        _complain(f"{path}: {error.strerror}")
+        return 1
+    last = verified.last
+    print(f"acts {verified.first} to {last.n}, hash {last.hash}" if verified.first else "no acts")  # noqa: T201
+    return 0
 
 
 def _config_show(options: argparse.Namespace) -> int:
@@ -130,7 +154,12 @@ def _config_check(options: argparse.Namespace) -> int:
     from execserver.late_modules import load_everything
 
     load_everything()
-    return _read_credentials(effective) or _check_remote(effective, options) or _check_confinement(effective)
+    return (
+        _read_credentials(effective)
+        or _check_remote(effective, options)
+        or _check_confinement(effective)
+        or _check_audit(effective)
+    )
 
 
 def _read_credentials(effective: Effective) -> int:
@@ -198,6 +227,18 @@ def _check_confinement(effective: Effective) -> int:
     return 0
 
 
+def _check_audit(effective: Effective) -> int:
+    """Check the audit folder, if it is there. Whether there is space is no question of the settings."""
+    from execserver.audit.trail import check_folder
+    from execserver.preflight import audit_folder
+
+    path = audit_folder(effective.settings, os.getcwd())
+    if path is None or (problem := check_folder(path)) is None:
+        return 0
+    _complain(f"audit_dir: acts cannot be written down in {path}: {problem}")
+    return 1
+
+
 def _sandboxes(effective: Effective) -> Sandboxes:
     from execserver.sandbox.options import DaemonPaths
     from execserver.sandbox.sandboxes import Sandboxes
@@ -216,7 +257,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
     settings = effective.settings
     report = examine(settings.sandboxes, os.environ, settings.spool_max_bytes)
-    report = Report((*report.checks, _limits(effective), _requirement(effective), *_paths(effective)))
+    further = (_limits(effective), _requirement(effective), *_audit(effective), *_paths(effective))
+    report = Report((*report.checks, *further))
     text = report.as_json() if options.json else report.as_text()
     sys.stdout.write(text.encode(errors="backslashreplace").decode())
     return 0 if report.ok else 1
@@ -262,6 +304,24 @@ def _requirement(effective: Effective) -> Check:
     if reason is None:
         return Check(name, "ok", "on: commands and changes of files without a sandbox are refused")
     return Check(name, "missing", "on: a daemon would not start", reason, "see sandbox")
+
+
+def _audit(effective: Effective) -> tuple[Check, ...]:
+    """Whether acts can be written down, if they are."""
+    from execserver.preflight import audit_folder
+    from execserver.sandbox.diagnostics.mechanisms import Check
+
+    path = audit_folder(effective.settings, os.getcwd())
+    if path is None:
+        return ()
+    from execserver.audit.trail import check_folder, check_space
+
+    problem = check_folder(path) or check_space(path)
+    if problem is None:
+        return (Check("audit folder", "ok", path),)
+    effect = "refused" if effective.settings.audit_failure == "stop" else "done all the same"
+    detail, cause = f"acts cannot be written down, and are {effect}", f"{path}: {problem}"
+    return (Check("audit folder", "warning", detail, cause, "mend that, or name another with --audit-dir"),)
 
 
 def _paths(effective: Effective) -> tuple[Check, Check]:
@@ -355,6 +415,11 @@ def parser_of(command: list[str]) -> Parser:
     _add_drain(
         commands.add_parser("drain", help="let a daemon open no new sessions", description=_DRAIN_DESCRIPTION)
     )
+    audit = commands.add_parser("audit", help="check what a daemon has written down")
+    verify = audit.add_subparsers(dest="action", metavar="ACTION", required=True).add_parser(
+        "verify", help="check that no line was changed or removed", description=_AUDIT_DESCRIPTION
+    )
+    verify.add_argument("path", metavar="PATH", help="the folder, or one file of it")
     if command == ["serve"]:
         _add_flags(serve)
     elif command == ["config"]:

@@ -22,6 +22,7 @@ from execserver.supervisor.server_channel import Hello
 from execserver.transports.authentication import ConfigurationError
 
 if TYPE_CHECKING:
+    from execserver.audit.trail import AuditTrail
     from execserver.relay.executor.identity import Identity
 
 
@@ -89,6 +90,38 @@ def remote_identity(config: Settings, hello: Hello, host: Host) -> Identity | No
     return identity_from(options, Path(host.cwd), host.environment, passed.memory)
 
 
+def audit_folder(config: Settings, cwd: str) -> str | None:
+    """The audit folder, without symbolic links; None if there is none.
+
+    Args:
+        config: the settings.
+        cwd: the launch folder.
+    """
+    return None if config.audit_dir is None else os.path.realpath(os.path.join(cwd, config.audit_dir))
+
+
+def open_trail(config: Settings, hello: Hello, host: Host) -> AuditTrail | None:
+    """Open the audit folder, if there is one. For a server that takes over it may be unusable: then only acts
+    are refused, or a warning is logged.
+
+    Raises:
+        ConfigurationError: it cannot be used.
+    """
+    path = audit_folder(config, host.cwd)
+    if path is None:
+        return None
+    from execserver.audit.trail import AuditError, AuditTrail  # for few daemons
+
+    trail = AuditTrail(path, config.audit_max_bytes, stop=config.audit_failure == "stop")
+    try:
+        trail.open(wait=True)
+    except AuditError as error:
+        if not hello.take_over:
+            raise ConfigurationError(str(error)) from None
+        trail.report(error)
+    return trail
+
+
 def daemon_paths(config: Settings, hello: Hello, host: Host, config_file: str | None) -> DaemonPaths:
     """Folders, files and sockets of the daemon that no sandbox shows.
 
@@ -118,6 +151,8 @@ def daemon_paths(config: Settings, hello: Hello, host: Host, config_file: str | 
         folders.append(f"{runtime}/instances")  # a control socket is in it
     with suppress(FolderError):  # records of running services are there whatever the setting is
         folders.append(state_folder(host.environment))
+    if (audit := audit_folder(config, host.cwd)) is not None:
+        folders.append(audit)
     if config.remote_token_file is not None:
         folders += _closed_folder(os.path.join(host.cwd, config.remote_token_file), host)
     return DaemonPaths(tuple(folders), tuple(files), executed(), socket_addresses(os.environ), home=host.home)

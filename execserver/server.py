@@ -28,7 +28,13 @@ from execserver.host import Host
 from execserver.late_modules import freeze_heap, load_when_quiet
 from execserver.loading import LOADER
 from execserver.memory import reuse_buffers, widen_descriptor_table
-from execserver.preflight import check_confinement, check_exposure, daemon_paths, remote_identity
+from execserver.preflight import (
+    check_confinement,
+    check_exposure,
+    daemon_paths,
+    open_trail,
+    remote_identity,
+)
 from execserver.processes.executor import Executor
 from execserver.processes.recovery_state import RecoveredState, RecoveryState
 from execserver.processes.spawn import Spawner
@@ -56,6 +62,7 @@ from execserver.transports.listener import SocketListener, serve_socket
 from execserver.transports.stdio import serve_stdio
 
 if TYPE_CHECKING:
+    from execserver.audit.trail import AuditTrail
     from execserver.relay.executor.executor import RemoteExecutor
     from execserver.relay.executor.identity import Identity
 
@@ -117,12 +124,17 @@ def run(config: Settings, config_file: str | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     try:
+        trail = open_trail(config, hello, host)
+    except ConfigurationError as error:
+        print(f"execserver: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    try:
         loop = uvloop.new_event_loop()
         asyncio.set_event_loop(loop)
         # Never closed, as `uvloop.run` would do: that waits for threads, and a silent name server blocks one
         # for half a minute.
         code = loop.run_until_complete(
-            Server(config, hello, channel, host, credentials, sandboxes, identity).serve()
+            Server(config, hello, channel, host, credentials, sandboxes, identity, trail).serve()
         )
     except SupervisorGoneError:
         code = 1
@@ -144,8 +156,10 @@ class Server:
         credentials: Credentials,
         sandboxes: Sandboxes,
         identity: Identity | None = None,
+        trail: AuditTrail | None = None,
     ) -> None:
         self._config = config
+        self._trail = trail
         self._hello = hello
         self._channel = channel
         self._host = host
@@ -182,7 +196,13 @@ class Server:
         loop.add_reader(self._hello.fd_store.fileno(), self._fd_store_readable, executor)
         gauges = self._make_gauges(executor, sessions)
         table = self._table = HandlerTable(
-            executor, sessions, self._sandboxes, self._host, gauges, self._config.sandboxes.spool_dir
+            executor,
+            sessions,
+            self._sandboxes,
+            self._host,
+            gauges,
+            self._config.sandboxes.spool_dir,
+            self._trail,
         )
 
         def connect(channel: Channel) -> Connection:

@@ -1,9 +1,10 @@
-"""Build a release: `python -m tools.release [--unreleased] [--tools FOLDER] DIST`, or `make release`.
+"""Build a release: `python -m tools.release [OPTIONS] DIST`, or `make release`.
 
 DIST/VERSION gets, from the last commit:
 
 - sdist and wheel of both distributions, checked by twine. The same commit gives the same bytes, in any folder
   and at any time: time stamps are those of the commit, and `constraints.txt` has the version of hatchling;
+- the npm package of the TypeScript client, which has one dependency, pinned in it;
 - for each distribution with all of its extras a bill of materials (CycloneDX), whose licences are checked;
 - `RELEASE-NOTES.md`: the section of the version in CHANGELOG.md, with `--unreleased` the section Unreleased;
 - `SHA256SUMS` over all of these.
@@ -32,6 +33,9 @@ from typing import Any
 from execserver import __version__
 
 NOTES, SUMS = "RELEASE-NOTES.md", "SHA256SUMS"
+
+MASK = 0o022
+"""The umask of what is built, as the modes of files are in it."""
 
 COMPATIBLE = frozenset(
     {
@@ -113,10 +117,13 @@ def _is_compatible(expression: str) -> bool:
 class Release:
     """The release of the last commit of a repository."""
 
-    def __init__(self, root: Path, tools: Path, folder: Path) -> None:
-        """`tools` has the programs twine and cyclonedx-py; `folder` is empty, for what is made."""
+    def __init__(self, root: Path, tools: Path, node_modules: Path, folder: Path) -> None:
+        """`tools` has the programs twine and cyclonedx-py, `node_modules` the packages that compile the
+        TypeScript client; `folder` is empty, for what is made.
+        """
         self._root = root
         self._tools = tools
+        self._node_modules = node_modules
         self._folder = folder
 
     def check(self) -> None:
@@ -126,7 +133,7 @@ class Release:
             raise ReleaseError("commit first, or stash; these files differ:\n" + "\n".join(changed[:10]))
 
     def build(self) -> None:
-        """The sdists, and the wheels from them."""
+        """The sdists, the wheels from them, and the npm package."""
         with tempfile.TemporaryDirectory(prefix="release-") as name:
             with tarfile.open(fileobj=BytesIO(self._archive())) as archive:
                 archive.extractall(name, filter="data")
@@ -137,6 +144,10 @@ class Release:
                     *("--outdir", self._folder, Path(name, source)),
                     env=self._environment(),
                 )
+            client = Path(name, "clients", "typescript")
+            (client / "node_modules").symlink_to(self._node_modules)
+            _run("node", client / "tools" / "build.mjs")
+            _run("npm", "pack", "--silent", "--pack-destination", self._folder, client)
         _run(self._tools / "twine", "check", "--strict", *self._files("*.whl", "*.tar.gz"))
 
     def list_materials(self) -> None:
@@ -204,13 +215,19 @@ def _run(*command: object, env: dict[str, str] | None = None) -> None:
     """Raises `ReleaseError` with the output of the command if it fails."""
     argv = [str(each) for each in command]
     done = subprocess.run(
-        argv, env=env, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        argv,
+        env=env,
+        umask=MASK,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     if done.returncode:
         raise ReleaseError(f"{' '.join(argv)}: exit status {done.returncode}\n{done.stdout}")
 
 
-def release(root: Path, tools: Path, dist: Path, heading: str) -> Path:
+def release(root: Path, tools: Path, node_modules: Path, dist: Path, heading: str) -> Path:
     """Make a release; the folder of the version is replaced when all of it is made.
 
     Raises:
@@ -221,7 +238,7 @@ def release(root: Path, tools: Path, dist: Path, heading: str) -> Path:
     with tempfile.TemporaryDirectory(prefix=".release-", dir=dist) as name:
         made = Path(name, __version__)
         made.mkdir()
-        one = Release(root, tools, made)
+        one = Release(root, tools, node_modules, made)
         one.check()
         section((root / "CHANGELOG.md").read_text(), heading)  # before the minute that the rest takes
         one.build()
@@ -237,11 +254,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.release")
     parser.add_argument("--unreleased", action="store_true", help="a rehearsal: with the section Unreleased")
     parser.add_argument("--tools", type=Path, default=Path(".release/bin"), help="has twine and cyclonedx-py")
+    packages = Path(".interop/typescript/node_modules")
+    parser.add_argument("--node-modules", type=Path, default=packages, help="has the packages of npm")
     parser.add_argument("dist", type=Path)
     options = parser.parse_args(arguments)
     heading = "Unreleased" if options.unreleased else __version__
     try:
-        target = release(Path.cwd(), options.tools.absolute(), options.dist.absolute(), heading)
+        tools, node_modules, dist = (
+            each.absolute() for each in (options.tools, options.node_modules, options.dist)
+        )
+        target = release(Path.cwd(), tools, node_modules, dist, heading)
     except ReleaseError as error:
         sys.exit(f"no release: {error}")
     print((target / SUMS).read_text(), end="")

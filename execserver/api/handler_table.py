@@ -36,6 +36,7 @@ from execserver.sessions.registry import SessionRegistry
 from execserver.telemetry.definitions import Gauges
 
 if TYPE_CHECKING:
+    from execserver.audit.trail import AuditTrail
     from execserver.edits.api import Edits
 
 EDITS_FOLDER = "edits"
@@ -55,6 +56,7 @@ class HandlerTable:
         host: the facts of the launch.
         gauges: for `server/health`.
         spool_dir: the setting of that name; it chooses the state folder.
+        trail: where acts are written down; None for nowhere.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class HandlerTable:
         host: Host,
         gauges: Gauges,
         spool_dir: str | None,
+        trail: AuditTrail | None = None,
     ) -> None:
         self._environment = host.environment
         self._require_sandbox = host.require_sandbox
@@ -84,8 +87,12 @@ class HandlerTable:
             **ports.PortHandlers(executor, sessions).table(),
             **self._file_handlers(host, sandboxes, launcher, executor.tree_killer.tag),
             **http.HttpHandlers(host).table(),
-            **health.handlers(gauges, host),
+            **health.handlers(gauges, host, trail),
         }
+        if trail is not None:
+            from execserver.api.audited import audited  # for few daemons
+
+            self.handlers = audited(self.handlers, trail)
 
     async def replay_edits(self) -> None:
         """Complete or undo the edits that a dead server has begun, before the first client connects."""

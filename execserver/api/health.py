@@ -25,13 +25,14 @@ from execserver.transports.http_upgrade import STOPPING, Head, HttpPage, HttpPag
 
 if TYPE_CHECKING:
     from execprotocol.environment import Health, NoParams
+    from execserver.audit.trail import AuditTrail
 
 
-def handlers(gauges: Gauges, host: Host) -> Handlers:
+def handlers(gauges: Gauges, host: Host, trail: AuditTrail | None) -> Handlers:
     """The handler of `server/health`."""
 
     def health(caller: Caller, params: NoParams) -> Health:
-        return {
+        numbers: Health = {
             "status": "stopping" if gauges.stopping() else "draining" if gauges.draining() else "ok",
             "version": __version__,
             "pid": os.getpid(),
@@ -45,6 +46,9 @@ def handlers(gauges: Gauges, host: Host) -> Handlers:
             "lostOutputBytes": measures.gap_bytes,
             "requireSandbox": host.require_sandbox,
         }
+        if trail is not None:
+            numbers["audit"] = {"acts": trail.last.n, "problem": trail.problem}
+        return numbers
 
     return {"server/health": health}
 

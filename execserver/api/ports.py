@@ -64,7 +64,7 @@ class PortHandlers:
             return Encoded(encode_json(_result(process)))
         process = await self._ports.open(store, of, params)
         # No event of a process may overtake the reply to its start.
-        release = caller.attachment.follow(process)
+        release = caller.session.follow(process, caller.attachment)
         return Encoded(encode_json(_result(process)), after=release, begun=True)
 
     @property

@@ -317,6 +317,8 @@ class ProcessHandlers:
                 params.process_id, spec, options, lambda: not reservation.cancelled
             )
             taken()
+            if reservation.cancelled:  # its connection is gone, and no answer will make another one follow it
+                session.follow(process, caller.attachment)
             return process
 
         try:
@@ -484,7 +486,7 @@ def _answer_start(
     if caller.extensions and snapshot is not None and snapshot.obstacle is not None:
         result["snapshotObstacle"] = snapshot.obstacle
     # No event of a process may overtake the reply to its start.
-    release = caller.attachment.follow(process)
+    release = caller.session.follow(process, caller.attachment)
     return Encoded(encode_json(result), after=release, begun=True)
 
 

@@ -470,6 +470,34 @@ class Settings(_ConnectionSettings, frozen=True, kw_only=True):
             unset="$RUNTIME_DIRECTORY, else $XDG_STATE_HOME/execserver, else ~/.local/state/execserver",
         ),
     ] = None
+    audit_dir: Annotated[
+        Path | None,
+        _option(
+            "the folder that each act of a client is written down in, a line of JSON with the hash of the "
+            "line before (`execserver audit verify`); created if missing (mode 0700), for one daemon",
+            group=GENERAL,
+            metavar="DIR",
+            unset="acts are not written down",
+        ),
+    ] = None
+    audit_max_bytes: Annotated[
+        int,
+        _option(
+            "the size at which a file of the audit folder is followed by a new one",
+            group=GENERAL,
+            metavar="N",
+            unit="bytes",
+            ge=1,
+        ),
+    ] = 64 << 20
+    audit_failure: Annotated[
+        Literal["stop", "warn"],
+        _option(
+            "while acts cannot be written down, as on a full disk: stop (refuse acts) or warn (log it, and "
+            "count the missing lines in the next one)",
+            group=GENERAL,
+        ),
+    ] = "stop"
     require_sandbox: Annotated[
         bool,
         _option(

@@ -235,7 +235,9 @@ class Proxy:
         if not self._ports.done():
             self._loop.add_reader(self._control.fileno(), self._readable)
         try:
-            ports = await asyncio.wait_for(asyncio.shield(self._ports), _READY_SECONDS)
+            # Not `wait_for`, which forgets a cancellation that comes together with the result.
+            async with asyncio.timeout(_READY_SECONDS):
+                ports = await asyncio.shield(self._ports)
         except TimeoutError:
             raise InternalError(f"the network proxy was not ready after {_READY_SECONDS:g} s") from None
         finally:

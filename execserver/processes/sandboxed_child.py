@@ -142,7 +142,8 @@ class ProcessSandbox:
         if child is not None and not by_signal:
             self.left_running = child.left_running()
         reports = child is not None and child.launcher_ended(lambda: owner.sandbox_left(False), whole=whole)
-        if child is not None and not child.set_up and not by_signal:
+        if child is not None and not child.set_up and not by_signal and owner.failure is None:
+            # Else its network proxy has said why: at the end of the proxy the launcher may end by itself.
             owner.failure = _set_up_failure(owner.log, self.confinement.backend)
         if not reports:
             # A backend without a process namespace ends like one with it, if files are limited: nothing may

@@ -108,6 +108,25 @@ class Session:
         )
         return self.attachment
 
+    def follow(self, process: ManagedProcess, asked: Attachment) -> Callable[[], None]:
+        """Follow a process that has just started.
+
+        If the connection that asked for it is gone, its events are for the one that has resumed the session
+        meanwhile: at its resume there was no such process.
+
+        Args:
+            process: of this session.
+            asked: of the connection that has asked for the start.
+
+        Returns:
+            What sends the events, once that connection has its answer.
+        """
+        if not asked.closed:
+            return asked.follow(process)
+        if self.attachment is not None and not self.attachment.closed:
+            self.attachment.follow_late(process)
+        return _nothing
+
 
 class Attachment:
     """The event streams of one connection.
@@ -143,16 +162,23 @@ class Attachment:
         """What sends the next event of each stream that is behind; it returns whether that has caught up."""
         self._observed: dict[tuple[str, str], EventStream] = {}
         """Event streams of other sessions' processes, by session and process id."""
-        self._closed = False
+        self.closed = False
+        """Whether it sends no event any more."""
         self._hold: asyncio.TimerHandle | None = None
         for process in processes:
             self._follow(process, process.log.next_seq - 1, Hold.RESUME if resumed else None)
         if resumed and self._streams:
-            self._hold = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._release_all)
+            self._release_all_later()
 
     def follow(self, process: ManagedProcess) -> Callable[[], None]:
         """Hold the events of a process that has just started. The returned function sends them."""
         return self._follow(process, 0, Hold.START).release
+
+    def follow_late(self, process: ManagedProcess) -> None:
+        """Follow a process whose start an earlier connection has asked for, as the others at a resume."""
+        self._follow(process, process.log.next_seq - 1, Hold.RESUME)
+        if self._hold is None:
+            self._release_all_later()
 
     def observe(
         self, process: ManagedProcess, after_seq: int, follower: str, *, interactive: bool
@@ -169,7 +195,7 @@ class Attachment:
         key = (process.started.session, process.process_id)
         self.unobserve(*key)
         over = process.closed_seq is not None and after_seq >= process.closed_seq
-        if self._closed or over:
+        if self.closed or over:
             return _nothing
         stream = self._observed[key] = EventStream(
             process,
@@ -219,7 +245,7 @@ class Attachment:
 
     def push(self, watch: Watch) -> None:
         """Send the events of a watch of the session, in its turns. Only for connections with extensions."""
-        if self._closed or not self._extensions or watch in self._behind:
+        if self.closed or not self._extensions or watch in self._behind:
             return
         caught_up = not watch.has_event
         while not caught_up and self._sink.may_queue_event():
@@ -240,7 +266,7 @@ class Attachment:
 
     def close(self) -> None:
         """The connection is gone."""
-        self._closed = True
+        self.closed = True
         if self._hold is not None:
             self._hold.cancel()
         for stream in [*self._streams.values(), *self._observed.values()]:
@@ -256,6 +282,9 @@ class Attachment:
             process, self._sink, cursor, finished, hold, extensions=self._extensions
         )
         return stream
+
+    def _release_all_later(self) -> None:
+        self._hold = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._release_all)
 
     def _release_all(self) -> None:
         self._hold = None

@@ -28,6 +28,17 @@ def punch_hole(fd: int, position: int, length: int) -> bool:
     return bool(_fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, position, length) == 0)
 
 
+def reserve_space(fd: int, position: int, length: int) -> None:
+    """Reserve the space of a part of a file, also beyond its end; the size stays.
+
+    Raises:
+        OSError: there is not so much, or the file system reserves none (EOPNOTSUPP).
+    """
+    if _fallocate(fd, _KEEP_SIZE, position, length):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
 def enlarge_pipe(pipe: int, size: int) -> None:
     """Make a pipe hold at least so many bytes.
 

@@ -116,6 +116,14 @@ def test_pipes_have_no_size(extended: Client) -> None:
     assert extended.refused("process/read", {"processId": process.id, "sizes": 1}).code == -32602
 
 
+@pytest.mark.statement("X24", "X4")
+def test_a_start_answers_its_number_in_the_audit_folder(endpoint: Endpoint, tmp_path: Path) -> None:
+    private = endpoint.private("--audit-dir", str(tmp_path / "audit"))
+    assert "audit" not in private.connect().start("/bin/true").started
+    client = private.connect(extensions=True)
+    assert [client.start("/bin/true").started["audit"] for _ in range(2)] == [2, 3]
+
+
 @pytest.mark.statement("X22", "O42")
 def test_a_lost_number_has_no_time(endpoint: Endpoint) -> None:
     client = endpoint.private("--retained-output-bytes", "1000").connect(extensions=True)

@@ -71,7 +71,9 @@ WITH_DOCS = ["test", "docs-check", "interop"]
 WITH_INTEGRATIONS = ["test", "integrations", "interop"]
 WITH_FLEET = ["test", "fleet", "interop"]
 WITH_CONSOLE = ["test", "console-tests", "interop"]
-ALL = ["test", "fleet", "console-tests", "docs-check", "integrations", "interop"]
+TYPESCRIPT = ["typescript", "typescript-probe-short"]
+WITH_TYPESCRIPT = ["test", *TYPESCRIPT, "interop"]
+ALL = ["test", "fleet", "console-tests", "docs-check", *TYPESCRIPT, "integrations", "interop"]
 
 
 def test_all_is_checked_when_the_history_is_unknown(clone: Clone) -> None:
@@ -86,6 +88,8 @@ def test_all_is_checked_when_the_history_is_unknown(clone: Clone) -> None:
         ("execserver/relay/__init__.py", WITH_FLEET),
         ("pyproject.toml", ["test", "fleet", "console-tests", "docs-check", "interop"]),
         ("clients/console/src/main.ts", WITH_CONSOLE),
+        ("clients/typescript/package.json", WITH_TYPESCRIPT),
+        ("schemas/error.json", WITH_TYPESCRIPT),
         ("tests/third_party/chaos.py", WITH_INTEGRATIONS),
         ("clients/python/execclient/integrations/acp.py", WITH_INTEGRATIONS),
         ("clients/python/pyproject.toml", ["test", "console-tests", "docs-check", "integrations", "interop"]),

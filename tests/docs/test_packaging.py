@@ -1,9 +1,10 @@
-"""The two distributions agree: on their version, on what they import, and with `constraints.txt`."""
+"""The distributions agree: on their version, on what they import, and with `constraints.txt`."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import re
 import sys
 import tomllib
@@ -80,9 +81,10 @@ def imported(folder: Path) -> Iterator[str]:
                     yield next(named, top.replace("_", "-"))
 
 
-def test_both_have_one_version_and_the_server_requires_it() -> None:
+def test_all_have_one_version_and_the_server_requires_it() -> None:
     version = execserver.__version__
     assert execprotocol.__version__ == version
+    assert json.loads((ROOT / "clients/typescript/package.json").read_text())["version"] == version
     pins = [each for each in requirements(SERVER) if name_of(each) == "execclient"]
     assert len(pins) == 5
     assert all(each.endswith(f"]=={version}") for each in pins)

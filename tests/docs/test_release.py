@@ -82,7 +82,9 @@ def test_a_work_tree_with_changes_is_refused(change: str, repository: Path) -> N
         file.write("# a line\n")
 
     with pytest.raises(ReleaseError, match=rf"(?s)commit first.*{change}"):
-        release(repository, repository / "tools", repository / "dist", __version__)
+        release(
+            repository, repository / "tools", repository / "node_modules", repository / "dist", __version__
+        )
 
     assert not list((repository / "dist").iterdir())
 
@@ -93,7 +95,7 @@ def test_a_version_without_a_section_is_refused_and_what_was_released_stays(repo
     earlier.touch()
 
     with pytest.raises(ReleaseError, match="no section for 9"):
-        release(repository, repository / "tools", repository / "dist", "9.9.9")
+        release(repository, repository / "tools", repository / "node_modules", repository / "dist", "9.9.9")
 
     assert earlier.exists()
     assert [each.name for each in (repository / "dist").iterdir()] == [__version__]

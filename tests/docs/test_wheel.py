@@ -24,7 +24,7 @@ MAX_CLIENT_BYTES = 10_000_000
 """What `pip install execclient` may take on disk, compiled modules and needs included."""
 
 COMMANDS = (
-    *("serve", "config", "doctor", "uninstall", "drain", "relay"),
+    *("serve", "config", "doctor", "uninstall", "drain", "audit", "relay"),
     *("run", "attach", "ps", "logs", "kill", "cp", "patch", "watch", "console", "policy", "completion"),
 )
 

@@ -28,7 +28,7 @@ def launcher(folder: Path) -> list[str]:
 def wait_until_asked(folder: Path) -> None:
     deadline = time.monotonic() + PATIENCE
     while not (folder / "asked").exists():
-        assert time.monotonic() < deadline, "nobody asked the name server"
+        assert time.monotonic() < deadline, "the name server was not asked"
         time.sleep(0.01)
 
 
@@ -75,7 +75,7 @@ def test_a_daemon_makes_room_for_its_upgrade_at_once_while_its_executor_waits_fo
     ids=["command line", "execclient.sync"],
 )
 def test_a_client_gives_up_a_name_and_ends(folder: Path, program: str) -> None:
-    patience = "from execclient.connection import relay\nrelay.CONNECT_SECONDS = 0.5\n"
+    patience = "from execclient.connection import relay\nrelay.CONNECT_SECONDS = 1.5\n"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("EXECSERVER_")}
     begin = time.monotonic()
     ended = subprocess.run(
@@ -90,4 +90,4 @@ def test_a_client_gives_up_a_name_and_ends(folder: Path, program: str) -> None:
     assert time.monotonic() - begin < SOON
     assert (folder / "asked").exists()
     assert ended.returncode != 0
-    assert "https://relay.example.test gave no answer to connect within 0.5 s" in ended.stderr
+    assert "https://relay.example.test gave no answer to connect within 1.5 s" in ended.stderr

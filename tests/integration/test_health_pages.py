@@ -56,7 +56,7 @@ def scrape(server: Server) -> Samples:
 
 RESTLESS = (
     "uptime", "request_duration", "received_bytes", "sent_bytes", "process_cpu", "process_resident",
-    "process_virtual", "process_open",
+    "process_virtual", "process_open", "filesystem_threads",
 )  # fmt: skip
 
 

@@ -29,8 +29,10 @@ def make_release(folder: Path, mask: int, zone: str) -> Path:
     """
     has_section = f"\n## {__version__} " in (folder / "CHANGELOG.md").read_text()
     notes = [] if has_section else ["--unreleased"]
+    node_modules = ROOT / ".interop" / "typescript" / "node_modules"
+    installed = ("--tools", ROOT / ".release" / "bin", "--node-modules", node_modules)
     subprocess.run(
-        [sys.executable, "-m", "tools.release", *notes, "--tools", ROOT / ".release" / "bin", "dist"],
+        [sys.executable, "-m", "tools.release", *notes, *installed, "dist"],
         cwd=folder,
         env={**os.environ, "TZ": zone},
         umask=mask,
@@ -51,6 +53,7 @@ def test_two_releases_of_one_commit_are_equal(repository: Path, tmp_path: Path) 
         [
             *(NOTES, SUMS, f"execclient-{__version__}.cdx.json", f"execserver-{__version__}.cdx.json"),
             *(f"execclient-{__version__}.tar.gz", f"execclient-{__version__}-py3-none-any.whl"),
+            f"execclient-{__version__}.tgz",
             *(f"execserver-{__version__}.tar.gz", f"execserver-{__version__}-py3-none-any.whl"),
         ]
     )

@@ -66,6 +66,8 @@ class Process:
         """Whether it has a terminal; None for an attached process if the server does not report it."""
         self.snapshot_obstacle: str | None = None
         """Why it runs in a login shell in spite of a `shell_snapshot`; None if it does not, or if unknown."""
+        self.audit: int | None = None
+        """The number of its start in the daemon's audit folder; None without one, or if attached."""
         self.output = inbox
         """The waiting output and the events. Internal: it may change between versions."""
         self._session = session

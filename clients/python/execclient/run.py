@@ -140,6 +140,7 @@ class Starter:
             deadlines=deadlines,
         )
         process.snapshot_obstacle = result.get("snapshotObstacle")
+        process.audit = result.get("audit")
         return process
 
     async def _call(self, params: Mapping[str, Json], *, repeatable: bool, new_id: bool) -> tuple[Json, bool]:

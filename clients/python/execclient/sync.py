@@ -463,6 +463,7 @@ class Process:
     def __init__(self, thread: LoopThread[core.Executor], process: core.Process) -> None:
         self.id = process.id
         self.pid = process.pid
+        self.audit = process.audit
         self.program = process.program
         self.cwd = process.cwd
         self.tty = process.tty

@@ -130,6 +130,16 @@ class EnvironmentStatus(TypedDict):
     """The only status."""
 
 
+class AuditHealth(TypedDict):
+    """The state of the audit folder."""
+
+    acts: U64
+    """The number of the newest act that is written down."""
+
+    problem: str | None
+    """Why acts cannot be written down at present; null if they can."""
+
+
 class Health(TypedDict):
     """Report the state of the daemon in numbers (`docs/how-to/monitor.md`).
 
@@ -173,6 +183,9 @@ class Health(TypedDict):
     requireSandbox: bool
     """Whether commands and changes of files without a sandbox that limits files are refused, by the setting
     `require_sandbox`."""
+
+    audit: NotRequired[AuditHealth]
+    """The audit folder. Missing if the daemon has none (setting `audit_dir`)."""
 
 
 TomlPath = Annotated[

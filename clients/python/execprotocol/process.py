@@ -378,6 +378,9 @@ class StartResult(TypedDict):
     attached: NotRequired[Annotated[Literal[True], EXTENSION]]
     """Present if the process existed already and nothing was started."""
 
+    audit: NotRequired[Annotated[U64, EXTENSION]]
+    """The number of the start in the daemon's audit folder. Missing if the daemon has none."""
+
     snapshotObstacle: NotRequired[Annotated[str, EXTENSION]]
     """Why the command runs in a login shell although there is a `shellSnapshot`: a sentence for people.
     Missing if the snapshot was restored."""

@@ -163,6 +163,8 @@ class FullTable(Fault):
     def after(self, scene: Scene, marks: Sequence[str]) -> None:
         if scene.session.client.ended:  # before the shortage, which does not end a connection
             scene.session.resume()
+            if scene.service.server_ended(0):  # it could not take over, and the next one has room
+                scene.service.wait_for_new_server()
 
 
 def _reset(client: Client) -> None:

@@ -56,6 +56,8 @@ CAUSES: dict[tuple[str, int], list[str]] = {
     ("mcp", 125): ["mcp", "--url", "ftp://x"],
     ("console", 125): ["console", "--url", "ftp://x"],
     ("serve", 0): ["serve", "--help"],
+    ("audit", 0): ["audit", "--help"],
+    ("audit", 1): ["audit", "verify", "none"],
     ("config", 0): ["config", "check"],
     ("doctor", 0): ["doctor", "--help"],
     ("uninstall", 0): ["uninstall", "--help"],

@@ -158,10 +158,14 @@ def test_logs_gives_each_stream_its_own_and_json_all_with_numbers(execserver: Co
 
 def stepped(execserver: CommandLine, *steps: str) -> str:
     """The id of a closed process that ran these steps, each after the output of the step before was taken."""
-    fifo = execserver.folder / "fifo"
-    os.mkfifo(fifo)
-    process = started(execserver, "sh", "-c", f"; read -r x < {fifo}; ".join(steps))
-    for taken in range(1, len(steps)):
+    script = steps[0]
+    # One for each step: a reader that is faster than our close would go on with the same writer.
+    fifos = [execserver.folder / f"fifo{number}" for number in range(1, len(steps))]
+    for fifo, step in zip(fifos, steps[1:], strict=True):
+        os.mkfifo(fifo)
+        script += f"; read -r x < {fifo}; {step}"
+    process = started(execserver, "sh", "-c", script)
+    for taken, fifo in enumerate(fifos, 1):
         until(lambda: len(execserver("logs", "--json", process).stdout.splitlines()) == taken)  # noqa: B023
         fifo.write_text("\n")
     until(lambda: states(execserver)[process] == "closed")

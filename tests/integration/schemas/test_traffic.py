@@ -98,7 +98,8 @@ class Witness:
 @pytest.fixture
 def server(start_server: StartServer) -> Iterator[Server]:
     folder = Path(tempfile.mkdtemp(prefix="exec-", dir="/tmp"))
-    yield start_server(f"unix://{folder}/socket", "--retained-output-bytes", "65536")
+    audit = ("--audit-dir", f"{folder}/audit")
+    yield start_server(f"unix://{folder}/socket", "--retained-output-bytes", "65536", *audit)
     shutil.rmtree(folder)
 
 

@@ -17,7 +17,7 @@ from execprotocol.limits import MAX_FILLED_GAP
 from execserver.processes.output_log import OutputLog
 from execserver.processes.process import ManagedProcess
 from execserver.sessions.event_stream import GRACE_SECONDS, HOLD_SECONDS, WINDOW_BYTES, EventStream, Hold
-from execserver.sessions.session import Attachment
+from execserver.sessions.session import Attachment, Session
 from execserver.spool.arena import IndexArena
 from execserver.spool.spool import Spool, SpoolBudget, SpoolLimits
 
@@ -302,6 +302,35 @@ def observing(process: ForeignProcess, sink: RecordingSink, after_seq: int = 0) 
     sink.fell_behind = fell_behind  # type: ignore[method-assign]
     attachment.observe(cast("ManagedProcess", process), after_seq, "mine", interactive=False)()
     return attachment
+
+
+@pytest.mark.parametrize("read", [True, False])
+async def test_a_process_that_starts_without_its_connection_is_followed_by_the_one_that_resumed(
+    read: bool,
+) -> None:
+    session = Session("s", cast("Any", []), cast("Any", None))
+    asked = session.attach(RecordingSink(), resumed=False)
+    asked.close()
+    sink, process = RecordingSink(), FakeProcess()
+    resumed = session.attach(sink, resumed=True)
+    session.follow(cast("ManagedProcess", process), asked)()
+    process.write(b"a")
+    assert not sink.events
+    if read:
+        resumed.answered(cast("ManagedProcess", process), process.log.read(0, None, 1 << 20), 2)
+    process.write(b"b")
+    process.finish()
+    await asyncio.sleep(HOLD_SECONDS + 0.1)
+    assert sink.output() == (b"b" if read else b"ab")
+    assert sink.events[-1]["method"] == "process/closed"
+
+
+async def test_a_process_that_starts_in_a_detached_session_is_followed_by_none() -> None:
+    session, process = Session("s", cast("Any", []), cast("Any", None)), FakeProcess()
+    asked = session.attach(RecordingSink(), resumed=False)
+    asked.close()
+    session.follow(cast("ManagedProcess", process), asked)()
+    assert process.subscribers == []
 
 
 async def test_an_observer_never_holds_the_child_back() -> None:

@@ -86,6 +86,7 @@ def ended_record(
     record = replace(
         record,
         process_id=process.id,
+        audit=process.audit,
         exit_code=TIMED_OUT if timed_out else process.exit_code,
         cause=process.cause,
         timed_out=timed_out,

@@ -74,6 +74,8 @@ class CallRecord:
     decided: Decided | None = None
     process_id: str | None = None
     """The daemon's id of the process."""
+    audit: int | None = None
+    """The number of the start of the process in the daemon's audit folder (X24); None without one."""
     session: str | None = None
     """The tool's id of a process that still runs."""
     exit_code: int | None = None

@@ -82,7 +82,8 @@ async def _answer(
         denied = record.failure is not None and record.failure.kind == "denied"
         context.warnings.extend(notes(context, session.call, process, output.text(), denied=denied))
     else:
-        record = replace(record, process_id=process.process.id, session=str(number))
+        own = process.process
+        record = replace(record, process_id=own.id, audit=own.audit, session=str(number))
         context.warnings.extend(network_notes(context, session.call))
     text, aggregated = exec_text.show(output, budget), output.text()
     if session.terminal is not None:

@@ -1,0 +1,1 @@
+"""The audit folder: what clients had the daemon do, one line for each act, chained by hashes."""
