@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ from execclient.console.pages import STATIC
 from execclient.sync import Executor, connect
 from tests.console.window import Window
 from tests.docs.browser import browser
-from tests.support.wire import Server
+from tests.support.wire import PATIENCE, Server
 
 EXECSERVER = [sys.executable, "-m", "execserver"]
 
@@ -46,10 +47,15 @@ def kill_server(server: Server) -> None:
 
 
 def server_process(server: Server) -> psutil.Process:
-    """The server below the supervisor, beside the commands that another one had started."""
-    return next(
-        each for each in psutil.Process(server.pid).children() if "execserver.cli" in " ".join(each.cmdline())
-    )
+    """The server below the supervisor, beside commands that another one had started; waits for a new one."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        for each in psutil.Process(server.pid).children():
+            with suppress(psutil.Error):  # it has just ended
+                if "execserver.cli" in " ".join(each.cmdline()):
+                    return each
+        assert time.monotonic() < deadline, "there is no server"
+        time.sleep(0.02)
 
 
 class ConsoleProcess:

@@ -46,6 +46,7 @@ class DaemonView:
         self._by_session: dict[str, Executor] = {}
         """Else the sessions that reach their own ones."""
         self._open = asyncio.Condition()
+        self._running = asyncio.Lock()
 
     def snapshot(self) -> Json:
         """The state of the connection and the processes, for the page."""
@@ -57,17 +58,22 @@ class DaemonView:
         }
 
     async def run(self) -> None:
-        """Keep the list up to date, until cancelled."""
+        """Keep the list up to date, until cancelled. A further run begins when the one before has ended."""
+        async with self._running:
+            try:
+                while True:
+                    await self._connected()
+                    await asyncio.sleep(RETRY_SECONDS)
+            finally:
+                self._own, self._by_session, self._state = None, {}, "connecting"
+
+    async def _connected(self) -> None:
+        """List the processes until the session is lost."""
         try:
-            while True:
-                try:
-                    async with AsyncExitStack() as stack:
-                        await self._follow(Processes(self._daemon, stack, report=self._notice))
-                except (ExecServerError, CommandExit, OSError) as error:
-                    self._set_state("reconnecting", str(error))
-                await asyncio.sleep(RETRY_SECONDS)
-        finally:
-            self._own, self._by_session, self._state = None, {}, "connecting"
+            async with AsyncExitStack() as stack:
+                await self._follow(Processes(self._daemon, stack, report=self._notice))
+        except (ExecServerError, CommandExit, OSError) as error:
+            self._set_state("reconnecting", str(error))
 
     async def _follow(self, processes: Processes) -> None:
         while True:
