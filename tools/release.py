@@ -5,7 +5,9 @@ DIST/VERSION gets, from the last commit:
 - sdist and wheel of both distributions, checked by twine. The same commit gives the same bytes, in any folder
   and at any time: time stamps are those of the commit, and `constraints.txt` has the version of hatchling;
 - the npm package of the TypeScript client, which has one dependency, pinned in it;
-- for each distribution with all of its extras a bill of materials (CycloneDX), whose licences are checked;
+- for each distribution with its extras a bill of materials (CycloneDX), whose licences are checked:
+  without the extras of integrations, but for that of `execserver mcp`. They bring another project, which its
+  user has, and some of those cannot be installed together;
 - `RELEASE-NOTES.md`: the section of the version in CHANGELOG.md, with `--unreleased` the section Unreleased;
 - `SHA256SUMS` over all of these.
 
@@ -25,7 +27,7 @@ import sys
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -159,9 +161,9 @@ class Release:
         for name, source in DISTRIBUTIONS.items():
             file = self._folder / f"{name}-{__version__}.cdx.json"
             project = self._root / source / "pyproject.toml"
-            extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
+            extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"].keys()
             with tempfile.TemporaryDirectory(prefix="materials-") as folder:
-                python = self._install(Path(folder), name, extras)
+                python = self._install(Path(folder), name, extras - self._integrations())
                 _run(
                     *(self._tools / "cyclonedx-py", "environment", "--pyproject", project),
                     "--output-reproducible",
@@ -179,7 +181,7 @@ class Release:
         sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" for file in self._files("*")]
         (self._folder / SUMS).write_text("".join(f"{line}\n" for line in sums))
 
-    def _install(self, folder: Path, name: str, extras: Iterable[str]) -> Path:
+    def _install(self, folder: Path, name: str, extras: Collection[str]) -> Path:
         """The interpreter of an environment with a distribution and its extras, and not even pip."""
         _run(sys.executable, "-m", "venv", "--without-pip", folder)
         (wheel,) = self._files(f"{name}-*.whl")
@@ -187,11 +189,16 @@ class Release:
         python = folder / "bin" / "python"
         _run(
             *(sys.executable, "-m", "pip", "--quiet", "--python", python, "install", "--constraint"),
-            *(self._root / "constraints.txt", f"{wheel}[{','.join(extras)}]", *client),
+            *(self._root / "constraints.txt", f"{wheel}[{','.join(sorted(extras))}]", *client),
         )
         for record in folder.rglob("*.dist-info/direct_url.json"):
             record.unlink()  # the path of the wheel, which would be in the list: another one each time
         return python
+
+    def _integrations(self) -> set[str]:
+        """The extras whose packages the user has, or chooses."""
+        folder = self._root / "clients" / "python" / "execclient" / "integrations"
+        return {path.stem for path in folder.iterdir()} - {"mcp"}
 
     def _environment(self) -> dict[str, str]:
         """With the time of the commit, which becomes that of all files."""

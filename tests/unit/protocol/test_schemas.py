@@ -81,7 +81,14 @@ VALID: dict[str, dict[str, Any]] = {
         "graceMs": 3,
         "limits": {"memoryBytes": 1 << 20, "pids": 1, "cpuPercent": 1, "ioWeight": 1, "wallMs": 1},
     },
-    "process/read": {"processId": "p", "afterSeq": 0, "maxBytes": 1, "waitMs": 2, "sessionId": "s"},
+    "process/read": {
+        "processId": "p",
+        "afterSeq": 0,
+        "maxBytes": 1,
+        "waitMs": 2,
+        "sessionId": "s",
+        "sizes": True,
+    },
     "process/write": {
         "processId": "p",
         "chunk": "eA==",
