@@ -2,7 +2,7 @@
 
 import { FitAddon } from '@xterm/addon-fit'
 import { SearchAddon } from '@xterm/addon-search'
-import { Terminal, type ITheme } from '@xterm/xterm'
+import { Terminal, type IFunctionIdentifier, type ITheme } from '@xterm/xterm'
 
 import type { Size } from './protocol.js'
 
@@ -31,10 +31,25 @@ const COLORS = {
   activeMatchColorOverviewRuler: '#b34700',
 }
 
-/** The part of xterm's core that tells input of the user from answers to queries in the output. */
-interface Core {
-  coreService?: { onUserInput?: (listener: () => void) => void }
-}
+/**
+ * Queries in output: for attributes of the terminal, its state, modes and window. A terminal answers them as if the
+ * user had typed the answer, and a process that is only looked at must not be answered by each page that shows it.
+ */
+const QUERIES: readonly IFunctionIdentifier[] = [
+  { final: 'c' },
+  { prefix: '>', final: 'c' },
+  { final: 'n' },
+  { prefix: '?', final: 'n' },
+  { intermediates: '$', final: 'p' },
+  { prefix: '?', intermediates: '$', final: 'p' },
+  { final: 't' },
+]
+
+/** OSC sequences that set a color of the palette, or ask for it. */
+const COLOR_QUERIES = [4, 10, 11, 12]
+
+/** What the terminal sends when it gets and loses the focus, to a process that has asked for it. */
+const FOCUS_REPORTS = ['\x1b[I', '\x1b[O']
 
 /** A terminal. What a program writes reaches only its cells: no title, no clipboard, no link that opens. */
 export class Screen {
@@ -192,19 +207,14 @@ export class Screen {
     return !this.terminal.options.disableStdin || event.shiftKey
   }
 
-  /**
-   * xterm reports what the user types and what the terminal answers to queries in the output by the same event.
-   * Only the core knows which it was; without that, nothing is typed.
-   */
+  /** xterm reports what the user types and what the terminal answers by the same event. So it answers nothing. */
   private forwardInput(): void {
-    let typed = false
-    const core = (this.terminal as unknown as { _core?: Core })._core
-    core?.coreService?.onUserInput?.(() => { typed = true })
-    const forward = (data: string): void => {
-      if (typed) this.onInput(data)
-      typed = false
-    }
-    this.terminal.onData(forward)
-    this.terminal.onBinary(() => { typed = false })
+    const { parser } = this.terminal
+    for (const query of QUERIES) parser.registerCsiHandler(query, () => true)
+    for (const query of COLOR_QUERIES) parser.registerOscHandler(query, () => true)
+    parser.registerDcsHandler({ intermediates: '$', final: 'q' }, () => true)
+    this.terminal.onData((data) => {
+      if (!FOCUS_REPORTS.includes(data)) this.onInput(data)
+    })
   }
 }
