@@ -209,7 +209,7 @@ def commit(root: Path, name: str) -> None:
 def by_bytes() -> Callable[[], Cut | None]:
     """A plan that cuts so many connections after some kilobytes, wherever a message may be."""
     chance = random.Random(28)
-    plans: Iterator[Cut] = (("to client", chance.randrange(12_000, 60_000)) for _ in range(CUTS))
+    plans: Iterator[Cut] = (("to client", chance.randrange(12_000, 30_000)) for _ in range(CUTS))
     return lambda: next(plans, None)
 
 
