@@ -177,7 +177,10 @@ class ProcessHandlers:
         session = self._session(caller, params)
         process = session.processes.get(params.process_id)
         require_resize(caller, session, process)
-        return {"running": process.resize(params.size.rows, params.size.cols)}
+        running = process.output.resize(params.size.rows, params.size.cols)
+        if running and process.sizes is not None:
+            process.sizes.changed(params.size.rows, params.size.cols)
+        return {"running": running}
 
     def signal(self, caller: Caller, params: SignalParams) -> SignalResult | Awaitable[SignalResult]:
         """Send a signal to the leader, its group or all descendants, if they live."""

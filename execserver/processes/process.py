@@ -225,16 +225,15 @@ class ManagedProcess:
         """Watch our own child, whose descriptors belong to this object from now on, until the process is
         closed; the supervisor keeps `slots` so long, too.
         """
-        context = self._context
         self._other_slots += slots
         if spawned.status is not None:
             self._watch_inside(spawned.status)
         self.leader.watch_child(spawned.pidfd)
         self.output.watch(spawned)
         if self.input is not None:
-            self.input.connect(spawned, context.poller, context.input_budget)
+            self.input.connect(spawned, self._context.poller, self._context.input_budget)
         if self._deadline is not None:
-            context.deadlines.add(self.number, self._deadline)
+            self._context.deadlines.add(self.number, self._deadline)
 
     def inherit(self, state: ProcessState, spawned: Spawned | None, slots: Slots) -> None:
         """Continue with the child of a previous server.
@@ -331,13 +330,6 @@ class ManagedProcess:
         self._news.expedite()
 
     # -- control
-
-    def resize(self, rows: int, cols: int) -> bool:
-        """Set the size of the terminal, and record that. Returns and raises as `OutputReader.resize`."""
-        running = self.output.resize(rows, cols)
-        if running and self.sizes is not None:
-            self.sizes.changed(self.number, rows, cols)
-        return running
 
     def pause(self) -> None:
         """Take no output until `resume`."""

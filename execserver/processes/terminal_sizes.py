@@ -26,9 +26,10 @@ class TerminalSizes:
         recovery: keeps them for a new server.
     """
 
-    __slots__ = ("_log", "_recovery", "_sizes")
+    __slots__ = ("_log", "_number", "_recovery", "_sizes")
 
     def __init__(self, started: Started, log: OutputLog, recovery: RecoveryState) -> None:
+        self._number = started.number
         self._log = log
         self._recovery = recovery
         self._sizes: list[Resized] = []
@@ -40,11 +41,11 @@ class TerminalSizes:
         for record in state.sizes:
             keep_size(self._sizes, record)
 
-    def changed(self, number: int, rows: int, cols: int) -> None:
+    def changed(self, rows: int, cols: int) -> None:
         """The terminal has this size from now on."""
         last = self._sizes[-1] if self._sizes else None
         if last is None or (last.rows, last.cols) != (rows, cols):
-            record = Resized(number, self._log.next_seq - 1, now_ms(), rows, cols)
+            record = Resized(self._number, self._log.next_seq - 1, now_ms(), rows, cols)
             keep_size(self._sizes, record)
             self._recovery.resized(record)
 

@@ -36,9 +36,8 @@ class Process:
     """A process. Get one from `Executor.start` or `Executor.attach`.
 
     Iterating yields the output in order, from its first byte, as `(stream, data)`, until both streams have
-    ended; by one task at a time. `async for` may be left and begun again: it continues where it was. Leaving
-    `async with process:` kills the process if it still runs, and waits for its exit, some seconds at most,
-    unless it belongs to another session.
+    ended; by one task at a time. `async for` may be left and begun again. Leaving `async with process:` kills
+    the process if it runs, and waits for its exit, some seconds at most, unless it is of another session.
     """
 
     def __init__(
