@@ -96,10 +96,10 @@ def link_of(line: bytes) -> tuple[Link, str]:
     Raises:
         ValueError: it is no line of an audit file, or was changed; the text says which.
     """
-    if _HASH.fullmatch(line[-_HASH_BYTES:]) is None:
+    found = _HASH.fullmatch(line[-_HASH_BYTES:])
+    if found is None:
         raise ValueError("this is no line of an audit file")
-    body = line[:-_HASH_BYTES] + b"}"
-    digest = line[-_HASH_BYTES:][len(b',"hash":"') : -len(b'"}')].decode()
+    body, digest = line[:-_HASH_BYTES] + b"}", found[1].decode()
     if hashlib.sha256(body).hexdigest() != digest:
         raise ValueError("the line was changed")
     try:
@@ -222,9 +222,8 @@ class _Check:
                 raise self._fault(f"{folder}/{STATE_NAME} is missing, which names the last act")
         elif self._known.n > self.last.n:
             raise self._fault(f"acts {self.last.n + 1} to {self._known.n} are missing at the end")
-        elif (
-            self.last.n > state.link.n + 1
-        ):  # a server that was killed has written one line more than it says
+        elif self.last.n > state.link.n + 1:
+            # A server that was killed has written one line more than its state says.
             self._lines -= self.last.n - state.link.n - 1
             raise self._fault(f"acts from {state.link.n + 2} on were added")
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -36,6 +35,7 @@ from execserver.audit.chain import (
 )
 from execserver.fault_points import reach
 from execserver.private_folder import FolderError, lock, lock_folder, open_private
+from execserver.spool.process_index import now_ms
 from execserver.spool.system_calls import reserve_space
 from execserver.telemetry.logs import Logger
 
@@ -220,7 +220,7 @@ class AuditTrail:
     def _append(self, members: Mapping[str, Any]) -> None:
         if self._missed:
             members = {**members, "missed": self._missed}
-        members = {"at": time.time_ns() // 1_000_000, **members}
+        members = {"at": now_ms(), **members}
         line, link = sealed(members, self._link)
         if len(line) > MAX_LINE_BYTES:
             kept = {name: members[name] for name in ("at", *_CUT_MEMBERS) if name in members}

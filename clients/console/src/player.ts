@@ -16,7 +16,7 @@ const DEFAULT_SIZE = { rows: 24, cols: 80 }
 const LONGEST_PAUSE_MS = 2000
 
 /** Of a daemon that does not report times, each event counts as this. */
-const EVENT_MS = 100
+export const EVENT_MS = 100
 
 const TICK_MS = 40
 
@@ -236,8 +236,7 @@ export class Player {
   private async drawChunk(chunk: Chunk, turn: AbortSignal): Promise<void> {
     this.applySizes(chunk.seq - 1)
     const data = Uint8Array.from(atob(chunk.chunk), (each) => each.charCodeAt(0))
-    const drawing = this.screen.write(chunk.stream, data, () => !turn.aborted)
-    await drawing
+    await this.screen.write(chunk.stream, data, () => !turn.aborted)
     if (turn.aborted) throw new Cancelled()
     this.cursor = chunk.seq
     if (this.mode !== 'paused') this.time = Math.max(this.time, this.timeOf(chunk))

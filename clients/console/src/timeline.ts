@@ -1,7 +1,7 @@
 // The time line below a terminal: position, play and pause, speed, gaps.
 
 import { button, duration, h, setText } from './dom.js'
-import type { Player } from './player.js'
+import { EVENT_MS, type Player } from './player.js'
 
 const STEP_MS = 5000
 const LONG_STEP_MS = 30_000
@@ -55,7 +55,7 @@ export class Timeline {
     this.range.value = String(Math.round(at))
     const shown = timed
       ? `${duration(at)} / ${duration(length)}`
-      : `event ${Math.round(at / 100)} of ${Math.round(length / 100)}`
+      : `event ${Math.round(at / EVENT_MS)} of ${Math.round(length / EVENT_MS)}`
     setText(this.label, shown)
     this.range.setAttribute('aria-valuetext', shown)
     setText(this.play, mode === 'playing' ? 'Pause' : 'Play')

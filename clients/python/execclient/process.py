@@ -36,7 +36,7 @@ class Process:
     """A process. Get one from `Executor.start` or `Executor.attach`.
 
     Iterating yields the output in order, from its first byte, as `(stream, data)`, until both streams have
-    ended; by one task at a time. `async for` may be left and begun again. Leaving `async with process:` kills
+    ended; by one task at a time. `async for` may be left and continued. Leaving `async with process:` kills
     the process if it runs, and waits for its exit, some seconds at most, unless it is of another session.
     """
 

@@ -297,9 +297,8 @@ class _Cast(_Plain):
         if self._size is None:
             if not sizes:
                 raise CommandExit(_NO_SIZES)
-            self._resize(
-                sizes.popleft()
-            )  # also if it is newer than the first chunk, and older ones were dropped
+            # Also if it is newer than the first chunk, and older ones were dropped.
+            self._resize(sizes.popleft())
         for chunk in _chunks(page):
             while sizes and sizes[0]["seq"] < chunk.seq:
                 self._resize(sizes.popleft())

@@ -8,7 +8,6 @@ import re
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
-from datetime import datetime
 
 from execprotocol.command_line import did_you_mean
 from execprotocol.limits import LARGEST_PORT
@@ -61,6 +60,8 @@ def moment(text: str) -> float:
     """
     if _DURATION.fullmatch(text):
         return time.time() - duration(text)
+    from datetime import datetime  # takes as long to load as this module: not for each help and completion
+
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
@@ -205,6 +206,8 @@ def clock_time(seconds: float) -> str:
 
 def exact_time(seconds: float) -> str:
     """A time since 1970 to the millisecond, local, with its offset: 2026-11-27T14:03:05.120+01:00."""
+    from datetime import datetime
+
     return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="milliseconds")
 
 

@@ -50,6 +50,9 @@ MAX_WAIT_MS = 20_000
 READ_SECONDS = 60.0
 """Beyond the wait, for the answer to a read."""
 
+_CONTROLS = frozenset({"input", "closeInput", "resize", "signal", "kill"})
+"""The methods of a console that was started with `write`."""
+
 _FORBIDDEN, _UNAVAILABLE = 403, 503
 
 _Name = Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -261,6 +264,8 @@ class Console:
             given = msgspec.convert(params, kind)
         except msgspec.ValidationError as error:
             raise Invalid(f"{method}: {error}") from None
+        if method in _CONTROLS and not self.write:
+            raise Invalid("this console only shows processes: start it with --write to type, signal and kill")
         return await call(given, self._connections[connection])
 
     async def _read(self, params: _Read, _: Controls) -> Json:
@@ -296,31 +301,22 @@ class Console:
             raise Invalid("this console has no approvals")
         return {"counts": self._approvals.answer(params.id, params.decision, params.reason)}
 
-    def _require_write(self) -> None:
-        if not self.write:
-            raise Invalid("this console only shows processes: start it with --write to type, signal and kill")
-
     async def _input(self, params: _Input, controls: Controls) -> Json:
-        self._require_write()
         await controls.write(params.sessionId, params.processId, params.data)
         return {}
 
     async def _close_input(self, params: _Process, controls: Controls) -> Json:
-        self._require_write()
         await controls.close_stdin(params.sessionId, params.processId)
         return {}
 
     async def _resize(self, params: _Resize, controls: Controls) -> Json:
-        self._require_write()
         await controls.resize(params.sessionId, params.processId, params.rows, params.cols)
         return {}
 
     async def _signal(self, params: _Signal, controls: Controls) -> Json:
-        self._require_write()
         await controls.signal(params.sessionId, params.processId, params.signal)
         return {}
 
     async def _kill(self, params: _Process, controls: Controls) -> Json:
-        self._require_write()
         await controls.kill(params.sessionId, params.processId)
         return {}
