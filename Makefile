@@ -25,7 +25,7 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 .PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
 	second-tests background-tests watch docs docs-check first-docs second-docs demo dist release release-tools \
 	release-tests release-check soak faults fleet limits-vm limits-vm-setup fuzz bubblewrap terminal-tools ssh-server \
-	browser console console-tests first-console second-console runtimes shells network-tools container-check \
+	browser console console-tests first-console second-console runtimes npm shells network-tools container-check \
 	integrations interop interop-setup probe relay-probe sandbox-backend vectors stock-client stock-websocket \
 	stock-stdio beside-stock relay-stock systemd-setup systemd-verify foreign-clients \
 	forward-vite typescript-setup typescript typescript-driver typescript-probe typescript-probe-short \
@@ -96,7 +96,7 @@ PYTEST := $(BIN)/python -m pytest -q --durations=30 --durations-min=1 -m "not ma
 FIRST_TESTS := tests/faults tests/sandbox tests/fuzz tests/docs \
 	$(filter-out %/__pycache__ %/conftest.py $(addprefix tests/integration/,commands patch relay),$(wildcard tests/integration/*))
 
-unit: setup bubblewrap terminal-tools runtimes shells network-tools
+unit: setup bubblewrap terminal-tools runtimes shells network-tools console
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-tests second-tests background-tests
 
 first-tests: setup
@@ -156,13 +156,17 @@ browser:
 runtimes:
 	$(call install,command -v cc >/dev/null && command -v node >/dev/null,gcc libc6-dev nodejs,cc or node)
 
+# Debian's package of Node has none.
+npm: runtimes
+	$(call install,command -v npm >/dev/null,npm,npm)
+
 # Programs that find the proxy of a managed network: git, npm, one of Go that is built once, Node with the agent
 # that its `fetch` needs before version 24. And what the internet of these tests is made by.
 NETWORK_TOOLS := .interop/network
 GO = $(or $(shell command -v go),/usr/lib/go-1.19/bin/go)
 
-network-tools: runtimes
-	$(call install,(for each in git curl npm ip openssl; do command -v $$each >/dev/null || exit 1; done),git curl npm iproute2 openssl,git curl npm ip or openssl)
+network-tools: npm
+	$(call install,(for each in git curl ip openssl; do command -v $$each >/dev/null || exit 1; done),git curl iproute2 openssl,git curl ip or openssl)
 	$(call install,test -x $(GO),golang-1.19-go,go)
 	@$(MAKE) --no-print-directory $(NETWORK_TOOLS)/fetch $(NETWORK_TOOLS)/undici.ready
 
@@ -201,7 +205,7 @@ CONSOLE_SOURCES := $(addprefix clients/console/,package.json tsconfig.json build
 
 console: $(CONSOLE)/console.js ## build the page of `execserver console` (TypeScript); needs npm
 
-$(CONSOLE)/console.js: $(CONSOLE_SOURCES) | runtimes
+$(CONSOLE)/console.js: $(CONSOLE_SOURCES) | npm
 	npm install --no-package-lock --no-audit --no-fund --loglevel error --prefix clients/console
 	npm run --silent --prefix clients/console check
 	npm run --silent --prefix clients/console build -- $(CURDIR)/$(CONSOLE)
@@ -377,7 +381,7 @@ TYPESCRIPT_PACKAGES := .interop/typescript
 VSCODE_SAMPLE := examples/vscode
 VSCODE_PACKAGES := .interop/vscode
 
-typescript-setup: setup runtimes browser $(TYPESCRIPT_PACKAGES)/.ready $(VSCODE_PACKAGES)/.ready
+typescript-setup: setup npm browser $(TYPESCRIPT_PACKAGES)/.ready $(VSCODE_PACKAGES)/.ready
 
 $(TYPESCRIPT_PACKAGES)/.ready: $(TYPESCRIPT)/package.json
 	mkdir -p $(@D)

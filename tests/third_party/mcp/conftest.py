@@ -129,3 +129,13 @@ async def read_to_end(client: Client, session: int) -> tuple[str, CallToolResult
         output += output_of(result)
         if result.structured_content["exitCode"] is not None or result.is_error:
             return output, result
+
+
+async def interrupted(client: Client, session: int) -> CallToolResult:
+    """The last answer of a command that is ended by Ctrl-C, typed again as long as its outcome is unknown."""
+    while True:
+        result = await client.call_tool("write_stdin", {"session_id": session, "chars": "\x03"})
+        if result.structured_content["exitCode"] is not None:
+            return result
+        if "whether it was done is unknown" not in text(result):
+            return (await read_to_end(client, session))[1]

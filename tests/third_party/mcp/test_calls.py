@@ -9,7 +9,7 @@ import pytest
 from mcp import MCPError
 
 from tests.support.wire import at_most
-from tests.third_party.mcp.conftest import Hosts, output_of, read_to_end, session_of, text
+from tests.third_party.mcp.conftest import Hosts, interrupted, output_of, read_to_end, session_of, text
 
 LEGACY = pytest.mark.parametrize("mode", ["legacy"], indirect=True)
 """For what is the same in both generations of the protocol."""
@@ -107,7 +107,5 @@ async def test_a_cancelled_wait_leaves_the_command_running(hosts: Hosts) -> None
         await asyncio.wait({waiting})
 
         assert await hosts.running() == 1
-        ended = await client.call_tool("write_stdin", {"session_id": session, "chars": "\x03"})
-        if ended.structured_content["exitCode"] is None:
-            _, ended = await read_to_end(client, session)
+        ended = await interrupted(client, session)
         assert ended.structured_content["exitCode"] == 130

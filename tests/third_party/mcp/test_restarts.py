@@ -9,7 +9,7 @@ import stat
 import pytest
 from mcp import MCPError
 
-from tests.third_party.mcp.conftest import Hosts, output_of, read_to_end, session_of, text
+from tests.third_party.mcp.conftest import Hosts, interrupted, output_of, read_to_end, session_of, text
 
 pytestmark = pytest.mark.parametrize("mode", ["legacy"], indirect=True)  # the state is the same in both
 
@@ -99,9 +99,7 @@ async def test_commands_end_with_their_host_unless_they_are_kept(hosts: Hosts) -
         session = await session_of(client, "sleep 600", yield_time_ms=250)
     assert await hosts.running() == 1
     async with hosts.start("--keep") as client:
-        result = await client.call_tool("write_stdin", {"session_id": session, "chars": "\x03"})
-        if result.structured_content["exitCode"] is None:
-            _, result = await read_to_end(client, session)
+        result = await interrupted(client, session)
 
     assert result.structured_content["exitCode"] == 130
     assert await hosts.running() == 0
