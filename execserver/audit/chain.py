@@ -63,6 +63,8 @@ class State(msgspec.Struct, frozen=True):
     link: Link = Link()
     missed: int = 0
     """How many acts after it could not be written down."""
+    unfinished: int = 0
+    """How many acts are going on, and how many were when earlier servers were killed, if no line says so."""
 
 
 class Verified(NamedTuple):

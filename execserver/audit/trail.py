@@ -6,7 +6,8 @@ Rules kept in this file:
 2. If acts are refused while they cannot be written down, the space of the line of each open act is reserved
    before the act: an act that has happened can be written down, also on a full disk.
 3. Lines that cannot be written are counted, and the next line that can be written has their number as
-   `missed`.
+   `missed`. So are acts that were going on when the server was killed, as `unfinished`: at most so many, for
+   the line of one may have been written.
 4. A folder that cannot be used when a new server takes over does not end the server, with its processes: it
    is tried again with each act.
 5. Lines are not synced: after a power failure the newest can be missing, and the kernel decides which.
@@ -50,7 +51,7 @@ RESERVED_BYTES = 1 << 20
 _STATE_BYTES = 160
 """The state has one length, so that none leaves a part of a longer one; JSON may end with spaces."""
 
-_CUT_MEMBERS = ("session", "peer", "method", "decision", "outcome", "missed")
+_CUT_MEMBERS = ("session", "peer", "method", "decision", "outcome", "missed", "unfinished")
 """The members that a line without the others has."""
 
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -81,7 +82,7 @@ class AuditTrail:
         self._open_acts = 0
         self._size = self._reserved = 0
         self._link = Link()
-        self._missed = 0
+        self._missed = self._unfinished = 0
 
     @property
     def last(self) -> Link:
@@ -130,6 +131,8 @@ class AuditTrail:
                     "that, or let it only warn (setting audit_failure)"
                 ) from None
         self._open_acts += 1
+        if self._file >= 0:
+            self._write_state()
 
     def end(self, members: Mapping[str, Any]) -> int | None:
         """The act has happened, or has failed; write it down. Returns its number, or None if that failed."""
@@ -179,6 +182,7 @@ class AuditTrail:
         self._file = os.open(name, _APPEND, 0o600, dir_fd=self._folder)
         self._size = self._reserved = size
         self._link, self._missed = last, self._missed + state.missed
+        self._unfinished = state.unfinished
 
     def _end_of(self, name: str) -> tuple[Link | None, int]:
         """The place of the last whole line of a file, and where it ends. What a server that was killed, or a
@@ -220,6 +224,8 @@ class AuditTrail:
     def _append(self, members: Mapping[str, Any]) -> None:
         if self._missed:
             members = {**members, "missed": self._missed}
+        if self._unfinished:
+            members = {**members, "unfinished": self._unfinished}
         members = {"at": now_ms(), **members}
         line, link = sealed(members, self._link)
         if len(line) > MAX_LINE_BYTES:
@@ -232,14 +238,14 @@ class AuditTrail:
         reach("audit-after-line")
         self._size += len(line)
         self._link = link
-        self._missed = 0
+        self._missed = self._unfinished = 0
         self._write_state()
         if self.problem is not None:
             self.problem = None
             log.info("acts can be written down again", folder=self._path)
 
     def _write_state(self) -> None:
-        content = msgspec.json.encode(State(self._link, self._missed))
+        content = msgspec.json.encode(State(self._link, self._missed, self._open_acts + self._unfinished))
         with suppress(OSError):  # a state that is too old is noticed, too
             os.pwrite(self._state, content.ljust(_STATE_BYTES), 0)
 

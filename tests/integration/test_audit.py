@@ -188,11 +188,17 @@ def upgrade(supervisor: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("point", "known"),
-    [("audit-before-line:3", 2), ("audit-after-line:3", 3), ("audit-new-file:2", 2)],
+    ("point", "known", "unfinished"),
+    [("audit-before-line:3", 2, 1), ("audit-after-line:3", 3, 1), ("audit-new-file:2", 2, None)],
 )
 def test_a_kill_at_any_step_keeps_the_chain(
-    start_server: StartServer, connected: Connect, tmp_path: Path, audit: Path, point: str, known: int
+    start_server: StartServer,
+    connected: Connect,
+    tmp_path: Path,
+    audit: Path,
+    point: str,
+    known: int,
+    unfinished: int | None,
 ) -> None:
     flags = ("--audit-dir", str(audit), "--audit-max-bytes", "1")
     server = start_server(f"unix://{tmp_path}/s", *flags, env={fault_points.VARIABLE: point})
@@ -206,9 +212,32 @@ def test_a_kill_at_any_step_keeps_the_chain(
     assert wait_gone(pid)
     assert verified(audit).stdout.startswith(f"acts 1 to {known},")
 
+    client = connected(tmp_path / "s")
+    for content in (b"later", b"last"):
+        write_file(client, tmp_path / "f", content)
+
+    assert verified(audit).stdout.startswith(f"acts 1 to {known + 2},")
+    assert [act.get("unfinished") for act in acts(audit)] == [*[None] * known, unfinished, None]
+
+
+def test_acts_that_were_going_on_at_a_kill_are_counted(
+    start_server: StartServer, connected: Connect, tmp_path: Path, audit: Path
+) -> None:
+    server = start_server(f"unix://{tmp_path}/s", "--audit-dir", str(audit))
+    client = connected(tmp_path / "s")
+    with closing(net.create_server(("127.0.0.1", 0))) as silent:
+        for number in range(3):
+            url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+            client.request("http/request", {"requestId": f"r{number}", "method": "GET", "url": url})
+        asked = [silent.accept()[0] for _ in range(3)]
+        kill_server(server.pid)
+        for each in asked:
+            each.close()
+    kill_server(server.pid)  # one that has done nothing keeps the number
+
     write_file(connected(tmp_path / "s"), tmp_path / "f", b"later")
 
-    assert verified(audit).stdout.startswith(f"acts 1 to {known + 1},")
+    assert [(act["method"], act.get("unfinished")) for act in acts(audit)] == [("fs/writeFile", 3)]
 
 
 def wait_for_state(pid: int, state: str) -> None:
@@ -234,6 +263,7 @@ def test_upgrades_and_a_drain_keep_the_chain(
     assert [act["method"] for act in acts(audit)] == [
         "process/start", *["process/write"] * 3, "process/terminate",
     ]  # fmt: skip
+    assert not any("unfinished" in act for act in acts(audit))
     assert verified(audit).stdout.startswith("acts 1 to 5,")
 
 
