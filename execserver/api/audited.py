@@ -147,7 +147,7 @@ def _members(method: str, caller: Caller, params: Any) -> dict[str, Any]:
     """The description of a request."""
     members: dict[str, Any] = {
         "session": caller.session.id,
-        "peer": caller.peer_proof or "unknown",
+        "peer": caller.peer_proof or _client_of_relay(caller),
         "method": method,
     }
     if (argv := getattr(params, "argv", None)) is not None:
@@ -167,6 +167,10 @@ def _members(method: str, caller: Caller, params: Any) -> dict[str, Any]:
             members["files"] = len(files)
             members[name] = [_file(each) for each in files[:MAX_LISTED]]
     return members | _written(params)
+
+
+def _client_of_relay(caller: Caller) -> str:
+    return f"key:{caller.key_fingerprint}" if caller.key_fingerprint else "unknown"
 
 
 def _file(entry: Any) -> dict[str, Any]:

@@ -26,6 +26,9 @@ class Channel(Protocol):
     peer_proof: PeerProof | None
     """How the peer is known; None for an unknown peer."""
 
+    key_fingerprint: str | None
+    """Of the key by which a relay's client has identified itself; None without a relay."""
+
     parse_error_prefix: str
     """The beginning of the text of a parse error; the wire gives each transport its own."""
 

@@ -82,6 +82,7 @@ class Connection:
         self.max_reply_bytes = channel.max_reply_bytes
         self.peer = channel.peer
         self.peer_proof = channel.peer_proof
+        self.key_fingerprint = channel.key_fingerprint
         self._channel = channel
         self._handlers = handlers
         self._strict = concurrency == 1

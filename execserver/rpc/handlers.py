@@ -34,6 +34,9 @@ class Caller(Protocol):
     peer_proof: PeerProof | None
     """How the peer is known; None for an unknown peer."""
 
+    key_fingerprint: str | None
+    """Of the key by which a relay's client has identified itself; None without a relay."""
+
     max_reply_bytes: int | None
     """The largest reply that the peer takes, or None."""
 

@@ -42,6 +42,7 @@ class BaseChannel:
 
     kind: TransportKind
     peer_proof: PeerProof | None = None
+    key_fingerprint: str | None = None
     parse_error_prefix: str
     max_reply_bytes: int | None = None
     utf8_is_fatal = False

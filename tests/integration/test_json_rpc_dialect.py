@@ -231,7 +231,7 @@ class Peer:
     """A channel whose messages are kept."""
 
     peer, peer_proof, kind, max_reply_bytes, unsent, presumes_json_rpc = "test", None, "unix", None, 0, False
-    ended = False
+    ended, key_fingerprint = False, None
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []

@@ -28,7 +28,10 @@ MOST_OF_A_START = 0.05
 
 RESULT = Encoded(b'{"processId":"p"}')
 CALLER = cast(
-    "Caller", SimpleNamespace(session=SimpleNamespace(id="0" * 36), peer_proof="user", extensions=True)
+    "Caller",
+    SimpleNamespace(
+        session=SimpleNamespace(id="0" * 36), peer_proof="user", key_fingerprint=None, extensions=True
+    ),
 )
 PARAMS = StartParams(
     process_id="p", argv=["/bin/sh", "-c", "echo hello; exit 3"], cwd="file:///tmp", env={}, tty=False

@@ -11,7 +11,7 @@ class OpenChannel:
 
     peer = "test"
     kind = "unix"
-    peer_proof = None
+    peer_proof = key_fingerprint = None
     parse_error_prefix = ""
     max_reply_bytes = None
     utf8_is_fatal = False

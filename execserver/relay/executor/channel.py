@@ -99,7 +99,7 @@ class RelayChannel:
     ) -> None:
         self.peer = f"relay:{stream_id[:SHOWN_CHARACTERS]}:{fingerprint[:SHOWN_CHARACTERS]}"
         self.stream_id = stream_id
-        self.fingerprint = fingerprint
+        self.key_fingerprint: str | None = fingerprint
         self.has_turn = False
         """Set by the multiplexer while the channel waits for its turn."""
         self._owner = owner

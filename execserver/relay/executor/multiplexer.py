@@ -161,7 +161,11 @@ class Multiplexer:
     def has_newer(self, channel: RelayChannel) -> bool:
         """Whether the same client has opened another stream since."""
         newest = next(
-            (each for each in reversed(self._streams.values()) if each.fingerprint == channel.fingerprint),
+            (
+                each
+                for each in reversed(self._streams.values())
+                if each.key_fingerprint == channel.key_fingerprint
+            ),
             channel,
         )
         return newest is not channel

@@ -260,6 +260,23 @@ async def test_a_client_that_is_not_on_the_list_is_told_so_until_it_is(
         await relay.client(key).open()
 
 
+async def test_acts_are_written_down_with_the_key_of_the_client(
+    relay: FakeRelay, serve: Serve, tmp_path: Path
+) -> None:
+    await serve("--audit-dir", str(tmp_path / "audit"))
+    await relay.online()
+    keys = [KeyPair.generate() for _ in range(2)]
+    for key in keys:
+        client = relay.client(key)
+        await client.open()
+        await client.initialize()
+        await client.shell("true")
+
+    (file,) = (tmp_path / "audit").glob("*.jsonl")
+    peers = [json.loads(line)["peer"] for line in file.read_text().splitlines()]
+    assert peers == [f"key:{key.public.fingerprint}" for key in keys]
+
+
 @pytest.mark.statement("R47")
 async def test_processes_of_other_sessions_are_not_reached_over_the_relay(
     relay: FakeRelay, serve: Serve
