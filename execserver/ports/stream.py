@@ -29,6 +29,9 @@ END_LINE = b"eof\n"
 
 _PIECE_BYTES = 256 << 10
 
+_PIPE_BYTES, _LARGE_PIPE_BYTES = 64 << 10, 1 << 20
+"""What a pipe holds, and what that of a large input does."""
+
 _BIND_ADDRESS_NO_PORT = 24
 """IP_BIND_ADDRESS_NO_PORT of <linux/in.h>: `connect` chooses the port."""
 
@@ -153,11 +156,23 @@ class _Input:
         try:
             while data := os.read(0, _PIECE_BYTES):
                 self._peer.sendall(data)
+                if len(data) == _PIPE_BYTES:
+                    _enlarge_pipe()
             self._peer.shutdown(_socket.SHUT_WR)
         except OSError as error:
             self.failure = error
         finally:
             self._running.release()
+
+
+def _enlarge_pipe() -> None:
+    """Let the pipe of the input hold what the client sends at a time. Only for large inputs: the memory of
+    all pipes of a user is limited.
+    """
+    try:  # noqa: SIM105 - loading `contextlib` takes time
+        fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, _LARGE_PIPE_BYTES)
+    except OSError:
+        pass  # it goes on as it is
 
 
 def _copy_output(peer: _socket.socket) -> None:

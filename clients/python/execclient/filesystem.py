@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, BinaryIO
 
-from pybase64 import b64decode, b64encode
+from pybase64 import b64decode
 
 from execclient import arguments
 from execclient.arguments import AnyPath, Sandbox
@@ -102,7 +102,7 @@ class FileRequests:
         if len(data) > WHOLE_FILE_BYTES:
             await self._write_blocks(path, data)
         else:
-            await self._call("fs/writeFile", {"path": self.uri(path), "dataBase64": b64encode(data).decode()})
+            await self._call("fs/writeFile", {"path": self.uri(path), "dataBase64": data})
 
     async def read_text(self, path: AnyPath, encoding: str = "utf-8", errors: str = "strict") -> str:
         """The content of a text file, with unchanged line ends."""

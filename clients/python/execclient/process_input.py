@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from pybase64 import b64encode
-
 from execclient import arguments
 from execclient.connection.connection import Json
 from execclient.deadlines import Deadlines
@@ -71,7 +69,7 @@ class ProcessInput:
             self._check((await self._session.call("process/closeStdin", self._reference))["status"])
 
     async def _write(self, piece: bytes, *, checked: bool) -> None:
-        params = {**self._reference, "chunk": b64encode(piece).decode(), "writeId": next(self._ids)}
+        params = {**self._reference, "chunk": piece, "writeId": next(self._ids)}
         if checked:
             params["wholeLines"] = True
         try:

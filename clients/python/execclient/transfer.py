@@ -21,7 +21,7 @@ from functools import partial
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self
 
-from pybase64 import b64decode, b64encode
+from pybase64 import b64decode
 
 from execclient.arguments import AnyPath, new_id
 from execclient.connection.connection import Json
@@ -188,8 +188,7 @@ class RemoteFile:
 
     async def write(self, offset: int, block: bytes) -> None:
         """Write a block of at most 1 MiB."""
-        chunk = b64encode(block).decode()
-        params = {"handleId": self._handle, "offset": offset, "chunk": chunk}
+        params = {"handleId": self._handle, "offset": offset, "chunk": block}
         try:
             await self._session.call("fs/writeBlock", params)
         except NotFound as error:

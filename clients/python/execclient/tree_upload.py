@@ -12,8 +12,6 @@ import stat
 from collections.abc import Sequence
 from functools import partial
 
-from pybase64 import b64encode
-
 from execclient.connection.connection import Json
 from execclient.errors import CallFailed, TransferFailed
 from execclient.file_session import repeated
@@ -253,7 +251,7 @@ class TreeUpload(TreeTransfer):
             entry: dict[str, Json] = {
                 "path": self.files.uri(file.destination),
                 "permissions": mode,
-                "dataBase64": b64encode(content).decode(),
+                "dataBase64": content,
                 "sha256": hashlib.sha256(content).hexdigest(),
             }
             if self.preserve:

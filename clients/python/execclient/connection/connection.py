@@ -36,6 +36,7 @@ HEAD_BYTES = 1024
 """The chunk of an output event begins within this length, unless other members before it are long."""
 
 _encode = msgspec.json.Encoder().encode
+"""`bytes` become base64, which takes half of the time of a `str` that is base64."""
 _decode = msgspec.json.Decoder().decode
 
 

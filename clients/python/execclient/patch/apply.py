@@ -17,8 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pybase64 import b64encode
-
 from execclient.connection.connection import Json
 from execclient.errors import CallFailed, OutcomeUnknown, RequestTooLarge
 from execclient.file_session import Calls
@@ -405,7 +403,7 @@ def _edit_on_the_wire(change: _Change) -> Json:
         digest = digest_of(change.before)
         edit["expected"] = {"absent": True} if digest is None else {"sha256": digest}
     if change.after is not None:
-        edit["dataBase64"] = b64encode(change.after).decode()
+        edit["dataBase64"] = change.after
         edit["createParents"] = change.is_new
         edit["modeFrom"] = None
     return edit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 
-from pybase64 import b64decode, b64encode
+from pybase64 import b64decode
 
 from execclient.connection.connection import Json
 from execclient.errors import CallFailed, NotFound
@@ -69,9 +69,8 @@ class RemoteFiles(ConfinedCalls):
 
     async def write(self, path: str, content: bytes, *, with_parents: bool) -> None:
         """Create a file, or replace its content in place; `with_parents` creates missing directories."""
-        data = b64encode(content).decode()
         try:
-            await self._on("fs/writeFile", path, dataBase64=data)
+            await self._on("fs/writeFile", path, dataBase64=content)
         except NotFound as error:
             if not with_parents:
                 raise
@@ -80,7 +79,7 @@ class RemoteFiles(ConfinedCalls):
             except CallFailed as failure:
                 message = f"Failed to create parent directories for {path}"
                 raise PatchFileError(message, path, failure.message) from error
-            await self._on("fs/writeFile", path, dataBase64=data)
+            await self._on("fs/writeFile", path, dataBase64=content)
 
     async def remove(self, path: str) -> None:
         """Remove a file, or a link itself."""

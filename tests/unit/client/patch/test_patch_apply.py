@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from pybase64 import b64decode, b64encode
+from pybase64 import b64encode
 
 from execclient.errors import NotFound, OutcomeUnknown, Refused, RequestTooLarge
 from execclient.patch.apply import apply, plan_at
@@ -73,11 +73,11 @@ class Server:
         self._content("fs/canonicalize", path)
         return {"path": path}
 
-    def fs_writeFile(self, path: str, dataBase64: str, sandbox: Any = None) -> Any:  # noqa: N802, N803
+    def fs_writeFile(self, path: str, dataBase64: bytes, sandbox: Any = None) -> Any:  # noqa: N802, N803
         name = path.removeprefix("file://")
         if name.rpartition("/")[0] not in self.folders:
             raise NotFound("fs/writeFile", -32004, "no such folder")
-        self.files[name] = b64decode(dataBase64)
+        self.files[name] = dataBase64
         return {}
 
     def fs_createDirectory(self, path: str, recursive: bool, sandbox: Any = None) -> Any:  # noqa: N802
@@ -101,7 +101,7 @@ class Server:
             if edit["op"] == "remove":
                 del self.files[name]
             else:
-                self.files[name] = b64decode(edit["dataBase64"])
+                self.files[name] = edit["dataBase64"]
         return {"edits": []}
 
 
