@@ -23,10 +23,10 @@ STDIO_SCENARIOS := oneshot,failing,tty,bigout,patch,agents_md,parallel,view_imag
 SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
 .PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
-	second-tests third-tests background-tests watch docs docs-check first-docs second-docs demo dist release release-tools \
-	release-tests release-check soak faults fleet limits-vm limits-vm-setup fuzz bubblewrap terminal-tools ssh-server \
-	browser console console-tests first-console second-console runtimes npm shells network-tools container-check \
-	integrations interop interop-setup probe relay-probe sandbox-backend vectors stock-client stock-websocket \
+	second-tests third-tests background-tests watch docs docs-check first-docs second-docs demo dist release \
+	release-tools release-tests release-check soak faults fleet first-fleet second-fleet limits-vm limits-vm-setup \
+	fuzz bubblewrap terminal-tools ssh-server browser console console-tests first-console second-console runtimes \
+	npm shells network-tools container-check integrations interop interop-setup probe relay-probe sandbox-backend vectors stock-client stock-websocket \
 	stock-stdio beside-stock relay-stock systemd-setup systemd-verify foreign-clients \
 	forward-vite typescript-setup typescript typescript-driver typescript-probe typescript-probe-short \
 	bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
@@ -116,9 +116,17 @@ third-tests: setup
 FLEET_TESTS := tests/integration/relay/fleet tests/deploy/test_pods.py \
 	$(addprefix tests/faults/,test_fleet.py test_fleet_nats.py) \
 	$(addprefix tests/soak/,test_fleet_benchmark.py test_scale_benchmark.py)
+FIRST_FLEET := $(addprefix tests/integration/relay/fleet/test_,bus.py registry_store.py store_faults.py connection.py)
 
+# Two pytests for two cores, about as long as each other.
 fleet: setup bubblewrap network-tools ## relays that share NATS, with real servers that are killed
-	$(PYTEST) -o cache_dir=.pytest_cache/fleet $(FLEET_TESTS)
+	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-fleet second-fleet
+
+first-fleet: setup
+	$(PYTEST) -o cache_dir=.pytest_cache/first $(FIRST_FLEET)
+
+second-fleet: setup
+	$(PYTEST) -o cache_dir=.pytest_cache/second $(FLEET_TESTS) $(FIRST_FLEET:%=--ignore=%)
 
 # What depends on signals, users and folders, as a background job of an ordinary user below /tmp runs it:
 # `make test` holds there too. BACKGROUND=tests/faults runs a whole folder so.
@@ -191,9 +199,9 @@ docs: setup ## the manual as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open site/index.html"
 
-# Two pytests for two cores, about as long as each other.
-FIRST_DOCS := $(addprefix tests/docs/test_,stranger.py browser.py demo.py contributing.py)
-DOCS_PYTEST := $(BIN)/python -m pytest -q --durations=10 --durations-min=1
+# Two pytests for two cores, about as long as each other. `make test` has the tests that are not marked.
+FIRST_DOCS := $(addprefix tests/docs/test_,stranger.py browser.py demo.py)
+DOCS_PYTEST := $(BIN)/python -m pytest -q --durations=10 --durations-min=1 -m manual
 
 docs-check: setup bubblewrap ssh-server terminal-tools browser console ## run what the manual says, read the site in a browser, install the wheels
 	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-docs second-docs
