@@ -24,12 +24,13 @@ SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
 .PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
 	second-tests third-tests background-tests watch docs docs-check first-docs second-docs demo dist release \
-	release-tools release-tests release-check soak faults fleet first-fleet second-fleet limits-vm limits-vm-setup \
-	fuzz bubblewrap terminal-tools ssh-server browser console console-tests first-console second-console runtimes \
-	npm shells network-tools container-check integrations interop interop-setup probe relay-probe sandbox-backend vectors stock-client stock-websocket \
-	stock-stdio beside-stock relay-stock systemd-setup systemd-verify foreign-clients \
-	forward-vite typescript-setup typescript typescript-driver typescript-probe typescript-probe-short \
-	bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
+	release-tools release-tests release-check soak faults fleet first-fleet second-fleet limits-vm \
+	limits-vm-setup fuzz bubblewrap terminal-tools ssh-server browser console console-tests first-console \
+	second-console runtimes npm shells network-tools container-check integrations interop interop-setup probe \
+	relay-probe sandbox-backend vectors stock-client stock-websocket stock-stdio beside-stock relay-stock \
+	systemd-setup systemd-verify foreign-clients forward-vite typescript-setup typescript typescript-driver \
+	typescript-probe typescript-probe-short bench bench-gate bench-relay bench-fleet bench-scale bench-commands \
+	clean
 
 # A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
 help:
