@@ -23,14 +23,13 @@ STDIO_SCENARIOS := oneshot,failing,tty,bigout,patch,agents_md,parallel,view_imag
 SCENARIOS := $(STDIO_SCENARIOS),cut_resume
 
 .PHONY: help setup run test check lint format types imports schemas schemas-check unit first-tests \
-	second-tests third-tests background-tests watch docs docs-check first-docs second-docs demo dist release \
-	release-tools release-tests release-check soak faults fleet first-fleet second-fleet limits-vm \
-	limits-vm-setup fuzz bubblewrap terminal-tools ssh-server browser console console-tests first-console \
-	second-console runtimes npm shells network-tools container-check integrations interop interop-setup probe \
-	relay-probe sandbox-backend vectors stock-client stock-websocket stock-stdio beside-stock relay-stock \
-	systemd-setup systemd-verify foreign-clients forward-vite typescript-setup typescript typescript-driver \
-	typescript-probe typescript-probe-short bench bench-gate bench-relay bench-fleet bench-scale bench-commands \
-	clean
+	second-tests background-tests watch docs docs-check first-docs second-docs demo dist release release-tools \
+	release-tests release-check soak faults fleet first-fleet second-fleet limits-vm limits-vm-setup fuzz \
+	bubblewrap terminal-tools ssh-server browser console console-tests first-console second-console runtimes npm \
+	shells network-tools container-check integrations interop interop-setup probe relay-probe sandbox-backend \
+	vectors stock-client stock-websocket stock-stdio beside-stock relay-stock systemd-setup systemd-verify \
+	foreign-clients forward-vite typescript-setup typescript typescript-driver typescript-probe \
+	typescript-probe-short bench bench-gate bench-relay bench-fleet bench-scale bench-commands clean
 
 # A heading of this list begins with `##@`, a line of it is what follows `##` behind a target.
 help:
@@ -92,26 +91,21 @@ schemas-check: setup ## compare the schemas and the reference pages with the cod
 # `docs-check` has the tests that are marked `manual`.
 PYTEST := $(BIN)/python -m pytest -q --durations=30 --durations-min=1 -m "not manual"
 
-# Three pytests over disjoint folders, about as long as each other, for two cores: tests wait for a third of their
-# time. What is not named in the first two runs in the third. A pytest of its own each, since some tests kill or
-# count all that is below theirs.
-FIRST_TESTS := tests/faults $(addprefix tests/integration/,commands patch relay)
-SECOND_TESTS := tests/sandbox tests/fuzz tests/docs \
-	$(filter-out %/__pycache__ %/conftest.py $(FIRST_TESTS),$(wildcard tests/integration/*))
+# Two pytests over disjoint folders, about as long as each other, for two cores; what is not named in the
+# first runs in the second. A pytest of its own each, since some tests kill or count all that is below theirs.
+# A third one takes three minutes of thirty off, and lets tests of response times fail.
+FIRST_TESTS := tests/faults tests/sandbox tests/fuzz tests/docs \
+	$(filter-out %/__pycache__ %/conftest.py $(addprefix tests/integration/,commands patch relay),$(wildcard tests/integration/*))
 
 unit: setup bubblewrap terminal-tools runtimes shells network-tools console
-	$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target \
-		first-tests second-tests third-tests background-tests
+	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target first-tests second-tests background-tests
 
 first-tests: setup
 	$(PYTEST) -o cache_dir=.pytest_cache/first $(FIRST_TESTS) $(FLEET_TESTS:%=--ignore=%)
 
 second-tests: setup
-	$(PYTEST) -o cache_dir=.pytest_cache/second $(SECOND_TESTS)
-
-third-tests: setup
-	$(PYTEST) -o cache_dir=.pytest_cache/third tests $(addprefix --ignore=,$(FIRST_TESTS) $(SECOND_TESTS)) \
-		$(FLEET_TESTS:%=--ignore=%) --ignore=tests/third_party --ignore=tests/console
+	$(PYTEST) -o cache_dir=.pytest_cache/second tests $(FIRST_TESTS:%=--ignore=%) $(FLEET_TESTS:%=--ignore=%) \
+		--ignore=tests/third_party --ignore=tests/console
 
 # Their servers of NATS elect leaders for seconds each time that one is killed. CI runs them if relays changed.
 FLEET_TESTS := tests/integration/relay/fleet tests/deploy/test_pods.py \

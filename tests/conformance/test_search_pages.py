@@ -68,11 +68,13 @@ def programs(server: int) -> list[psutil.Process]:
     return found
 
 
-def wait_for_programs(server: int, count: int) -> None:
+def wait_for_programs(server: int, count: int) -> list[psutil.Process]:
+    """`programs`, once there are so many."""
     deadline = time.monotonic() + 10
-    while len(programs(server)) != count:
-        assert time.monotonic() < deadline, programs(server)
+    while len(found := programs(server)) != count:
+        assert time.monotonic() < deadline, found
         time.sleep(0.01)
+    return found
 
 
 @pytest.mark.everywhere
@@ -191,7 +193,7 @@ def test_a_search_that_waits_takes_no_time_of_a_processor(endpoint: Endpoint, ba
     private = endpoint.private()
     client = private.connect()
     assert client.call("fs/search", request(base, maxMatches=1))["cursor"] is not None
-    (program,) = programs(private.server.pid)
+    (program,) = wait_for_programs(private.server.pid, 1)
     deadline = time.monotonic() + PATIENCE
     used = 0.05
     while used >= 0.05:  # at first it fills its pipe
@@ -254,8 +256,7 @@ def test_a_dead_server_leaves_no_program(endpoint: Endpoint, endless: Path, sand
     private = endpoint.private()
     client = private.connect()
     client.request("fs/search", request(endless, searchId="s", sandbox=sandbox))
-    wait_for_programs(private.server.pid, 1)
-    (program,) = programs(private.server.pid)
+    (program,) = wait_for_programs(private.server.pid, 1)
     kill_server(private)
     with resume(private, client.session_id) as again:
         assert wait_gone(program.pid)
@@ -299,7 +300,7 @@ def test_a_killed_program_is_an_error(
         {"pattern": "word", "maxMatches": 1} if method == "fs/search" else {"globs": ["*"], "maxFiles": 1}
     )
     cursor = client.call(method, params)["cursor"]
-    (program,) = programs(private.server.pid)
+    (program,) = wait_for_programs(private.server.pid, 1)
     program.kill()
     limit = "maxMatches" if method == "fs/search" else "maxFiles"
     error = client.refused(method, params | {"cursor": cursor, limit: 100_000, "maxBytes": 16 << 20})
@@ -339,7 +340,6 @@ def test_the_end_of_the_daemon_ends_searches(endpoint: Endpoint, endless: Path) 
     private = endpoint.private()
     client = private.connect()
     client.request("fs/search", request(endless))
-    wait_for_programs(private.server.pid, 1)
-    (program,) = programs(private.server.pid)
+    (program,) = wait_for_programs(private.server.pid, 1)
     os.kill(private.server.pid, signal.SIGTERM)
     assert wait_gone(program.pid)

@@ -305,7 +305,7 @@ def test_a_probe_drops_a_peer_that_takes_nothing_of_what_waits_for_it(server: Se
 
 
 def test_the_read_buffer_of_a_large_message_is_given_back(make_server: MakeServer) -> None:
-    server = make_server("ws", ping_seconds=0.05)
+    server = make_server("ws", ping_seconds=0.5)  # 8 MiB are sent within it
     server.answers = length
     peer = connect(server)
     peer.send(b"x" * (8 << 20))
