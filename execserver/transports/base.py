@@ -8,6 +8,7 @@ descriptors are *released*.
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TypeVar
@@ -51,6 +52,8 @@ class BaseChannel:
     def __init__(self, fd_in: int, fd_out: int, peer: str, release: Callable[[], None]) -> None:
         self.peer = peer
         self._fd_in = fd_in
+        self._failure = select.poll()
+        self._failure.register(fd_in, 0)
         self._loop = asyncio.get_running_loop()
         self._write_buffer = WriteBuffer(fd_out, self._drained, self._failed, self._loop)
         self._busy_poll = BusyPoll(self._loop)
@@ -133,6 +136,15 @@ class BaseChannel:
             return False
         return True
 
+    def _read_event(self) -> None:
+        """Read once. A peer that closes before it has read everything leaves an error behind what it has
+        sent. With an error libuv ends the watch: the rest would never be read, and the end not noticed.
+        """
+        self._readable()
+        if self._watched and self._failure.poll(0):
+            self._watch(False)
+            self._watch(True)
+
     def _readable(self) -> None:
         """Read once and serve the messages."""
         raise NotImplementedError
@@ -176,7 +188,7 @@ class BaseChannel:
             return
         self._watched = wanted
         if wanted:
-            self._loop.add_reader(self._fd_in, self._readable)
+            self._loop.add_reader(self._fd_in, self._read_event)
         else:
             self._loop.remove_reader(self._fd_in)
 

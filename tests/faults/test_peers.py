@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import socket
 import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
 from tests.faults.service import MIB, Serve, Service, children, eventually
 from tests.support.noise import Noise
-from tests.support.wire import PATIENCE, Client, UpgradeRefusedError, WebSocketTransport, connect_ws
+from tests.support.wire import (
+    PATIENCE,
+    Client,
+    ReplyError,
+    SocketTransport,
+    UpgradeRefusedError,
+    WebSocketTransport,
+    connect_ws,
+)
 
 STATUS = b'{"id":1,"method":"environment/status"}'
 SETTLE_SECONDS = 3.0
@@ -171,6 +182,54 @@ def test_a_thousand_connections_opened_and_dropped_leave_nothing(
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.close()
     assert eventually(lambda: service.descriptors <= before, SETTLE_SECONDS)
+
+
+def silence(transport: str) -> bytes:
+    """More than the server reads at a time, and no message that has an answer."""
+    if transport == "unix":
+        return b" " * 150_000
+    return WebSocketTransport.frame(WebSocketTransport.PONG, bytes(125)) * 1200
+
+
+def unread_session(peer: SocketTransport) -> str:
+    """The session of a new connection, whose answer stays unread."""
+    peer.send_message(b'{"id":1,"method":"initialize","params":{"clientName":"tests"}}')
+    peer.socket.settimeout(PATIENCE)
+    while True:
+        found = re.search(rb'"sessionId":"([^"]+)"', peer.socket.recv(1 << 16, socket.MSG_PEEK))
+        if found is not None:
+            return found[1].decode()
+
+
+def resumes(service: Service, session: str) -> bool:
+    client = service.connect(handshake=False)
+    try:
+        client.handshake(session)
+    except ReplyError:
+        return False
+    finally:
+        client.close()
+    return True
+
+
+@pytest.mark.over("unix", "ws")
+@pytest.mark.parametrize("farewell", ["close", "reset"])
+@pytest.mark.parametrize("rest", [False, True])
+def test_a_peer_that_ends_with_its_answer_unread_frees_its_session(
+    transport: str, serve: Serve, farewell: str, rest: bool
+) -> None:
+    service = serve(transport)
+    for _ in range(3):
+        peer = service.open()
+        assert isinstance(peer, SocketTransport)
+        session = unread_session(peer)
+        service.signal_server(signal.SIGSTOP)
+        if rest:
+            peer.socket.setblocking(False)
+            assert peer.socket.send(silence(transport)) > 1 << 16
+        getattr(peer, farewell)()
+        service.signal_server(signal.SIGCONT)
+        assert eventually(partial(resumes, service, session), SETTLE_SECONDS)
 
 
 @pytest.mark.over("unix", "ws")
