@@ -50,7 +50,8 @@ async def test_a_kill_in_the_middle_of_a_call_loses_none_of_its_output(hosts: Ho
 
 async def test_a_command_whose_start_was_not_answered_is_found(hosts: Hosts) -> None:
     async with hosts.start() as client:
-        starting = asyncio.create_task(session_of(client, f"touch begun; {COUNT}"))
+        command = f"touch begun; until test -e listed; do sleep 0.1; done; {COUNT}"
+        starting = asyncio.create_task(session_of(client, command))
         while not (hosts.workspace / "begun").exists():
             await asyncio.sleep(0.1)
         hosts.kill()
@@ -58,6 +59,7 @@ async def test_a_command_whose_start_was_not_answered_is_found(hosts: Hosts) -> 
             await starting
     async with hosts.start() as client:
         listed = await client.call_tool("list_sessions", {})
+        (hosts.workspace / "listed").touch()
         found = re.fullmatch(r"session_id (\d+): running, .*\n", text(listed), re.DOTALL)
         assert found, text(listed)
         output, result = await read_to_end(client, int(found[1]))
