@@ -282,7 +282,7 @@ def signal_descendants(
         if not waiting:
             break
         while waiting:
-            handles = _open_some(waiting)
+            handles = open_some(waiting)
             try:
                 living = find_descendants(instance, number, exclude=exclude, roots=roots)
                 sent += sum(_send(handles[pid], signal_number) for pid in living & handles.keys())
@@ -296,7 +296,7 @@ def signal_descendants(
     return sent
 
 
-def _open_some(pids: set[int]) -> dict[int, int]:
+def open_some(pids: set[int]) -> dict[int, int]:
     """Pidfds of some of the processes; ended processes are dropped from the set.
 
     Raises:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from execprotocol.errors import InvalidRequest
+from execserver.descendants import open_some
 
 if TYPE_CHECKING:
     from execprotocol.process import ExitUsage, ResourceLimits
@@ -205,21 +206,30 @@ class Leaf:
             self._write(folder, "cgroup.procs", str(pid))
 
     def kill(self) -> bool:
-        """SIGKILL every process in the leaf; blocking. False if some are alive after two seconds."""
+        """SIGKILL every process in the leaf; blocking. False if some are alive after two seconds.
+
+        They are stopped first: a shell whose child is killed a moment before itself would go on with its
+        next command, or exit with a status of its own.
+        """
         until = time.monotonic() + _KILL_SECONDS
-        for folder in self._folders:
-            with suppress(OSError):
-                if folder.version == 2:
-                    self._write(folder, "cgroup.kill", "1")
-                elif "pids" in folder.controllers:
-                    self._write(folder, "pids.max", "0")  # a fork bomb must not outrun the kills below
+        self._write_all(2, "cgroup.freeze", "1")
+        self._write_all(2, "cgroup.kill", "1")
         while pids := self._pids_inside():
-            for pid in pids:
-                self._kill_one(pid)
+            self._signal(pids, signal.SIGSTOP)
+            # A fork bomb must not outrun the kills, and no other command may see a fork fail.
+            self._write_all(1, "pids.max", "0")
+            self._signal(pids, signal.SIGKILL)
             if time.monotonic() > until:
                 return False
             time.sleep(_PAUSE_SECONDS)
         return True
+
+    def _write_all(self, version: Literal[1, 2], file: str, text: str) -> None:
+        """Write to this file of the groups that have it."""
+        for folder in self._folders:
+            if folder.version == version:
+                with suppress(OSError):
+                    self._write(folder, file, text)
 
     def _pids_inside(self) -> set[int]:
         found: set[int] = set()
@@ -228,15 +238,21 @@ class Leaf:
                 found |= {int(pid) for pid in self._read(folder, "cgroup.procs").split()}
         return found - {0}  # of another pid namespace
 
-    def _kill_one(self, pid: int) -> None:
+    def _signal(self, pids: set[int], number: int) -> None:
+        """Signal these processes as far as they are inside and descriptors are free."""
+        waiting = pids.copy()
         with suppress(OSError):
-            handle = os.pidfd_open(pid)
-            try:
-                # Only now the pid certainly belongs to a process of the leaf.
-                if pid in self._pids_inside():
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-            finally:
-                os.close(handle)
+            while waiting:
+                handles = open_some(waiting)
+                try:
+                    # Only now a pid certainly belongs to a process of the leaf.
+                    for pid in self._pids_inside() & handles.keys():
+                        with suppress(OSError):
+                            signal.pidfd_send_signal(handles[pid], number)
+                finally:
+                    for handle in handles.values():
+                        os.close(handle)
+                waiting -= handles.keys()
 
     def remove(self) -> bool:
         """Remove the groups. False if a process is left in one."""

@@ -122,6 +122,15 @@ def test_a_command_that_runs_too_long_ends_for_that_limit(
     assert ended["usage"]["limitsHit"] == ["wall"]
 
 
+@either
+def test_no_part_of_a_command_goes_on_after_another_was_killed(client: Client, sandbox: Json) -> None:
+    script = "for n in $(seq 60); do (sleep 60; echo went on) & done; echo up; wait"
+    process = start(client, script, {"pids": 200}, sandbox=sandbox)
+    process.wait_output(b"up")
+    process.terminate("tree")
+    assert (exited(process)["exitCode"], process.output) == (137, b"up\n")
+
+
 @pytest.mark.statement("P44")
 @pytest.mark.parametrize(("wall", "timeout", "cause"), [(200, 9000, "limit"), (9000, 200, "timeout")])
 def test_the_shorter_of_two_times_ends_a_command(client: Client, wall: int, timeout: int, cause: str) -> None:

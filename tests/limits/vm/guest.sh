@@ -13,9 +13,10 @@ export EXECSERVER_TEST_PATIENCE=120 HOME=/root PATH=/usr/local/bin:/usr/bin:/bin
 # A copy: the checkout may change while the tests run.
 mkdir -p /run/checkout/.venv
 # virtiofsd holds a descriptor for each file that is read, so other environments stay where they are.
-for folder in .venv .git .interop .integrations .mypy_cache .pytest_cache .ruff_cache dist site; do
+for folder in .venv .git .hypothesis .interop .integrations .mypy_cache .pytest_cache .release .ruff_cache dist site; do
 	echo "./$folder"
 done > /run/left-out
+echo node_modules >> /run/left-out
 tar c --exclude-from /run/left-out . | tar x -C /run/checkout
 mount --bind .venv /run/checkout/.venv
 mount --rbind /run/checkout "$PWD"
