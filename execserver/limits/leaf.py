@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import glob
 import os
-import select
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -297,9 +296,10 @@ class Leaf:
         return peak > int(self._read(folder, "memory.limit_in_bytes")) - _CHARGED_TOGETHER
 
     def _take_oom_events(self) -> bool:
-        if self.oom_events is not None and select.select([self.oom_events], [], [], 0)[0]:
-            os.eventfd_read(self.oom_events)
-            self._out_of_memory = True
+        if self.oom_events is not None:
+            with suppress(BlockingIOError):
+                os.eventfd_read(self.oom_events)
+                self._out_of_memory = True
         return self._out_of_memory
 
     def usage(self) -> ExitUsage:

@@ -141,9 +141,15 @@ class BaseChannel:
         sent. With an error libuv ends the watch: the rest would never be read, and the end not noticed.
         """
         self._readable()
-        if self._watched and self._failure.poll(0):
+        if self._watched and self._has_failed():
             self._watch(False)
             self._watch(True)
+
+    def _has_failed(self) -> bool:
+        try:
+            return bool(self._failure.poll(0))
+        except OSError:
+            return True  # the limit of descriptors is 0 by now; another watch does no harm
 
     def _readable(self) -> None:
         """Read once and serve the messages."""

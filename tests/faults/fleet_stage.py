@@ -108,6 +108,8 @@ class Fleet:
 
     async def unused_grants(self) -> list[str]:
         """The keys of tickets and authorizations that were handed out and neither used nor expired."""
+        # The list comes from any of the servers.
+        await asyncio.to_thread(self.nats.wait_equal, "KV_execserver_grants")
         client = await nats.connect(self.nats.url.split(","))
         try:
             bucket = await client.jetstream().key_value("execserver_grants")

@@ -94,6 +94,17 @@ def lowest_free(service: Service) -> int:
     return looks[-1]
 
 
+def test_connections_are_served_while_no_descriptor_is_permitted(serve: Serve, transport: str) -> None:
+    service = serve(transport)
+    client = service.connect()
+    process = client.start("/bin/cat", pipeStdin=True)
+    with only_descriptors_below(service, 0):  # poll(2) fails then
+        for _ in range(2):
+            assert client.call("process/read", {"processId": process.id})["exited"] is False
+    process.terminate()
+    process.wait_closed()
+
+
 @pytest.mark.parametrize("reserved", [True, False])
 @pytest.mark.parametrize("tty", [True, False])
 def test_a_start_that_is_refused_over_a_running_command_leaves_nothing_of_it(

@@ -226,12 +226,19 @@ class NatsServers:
         for server in self.servers:
             with contextlib.suppress(AssertionError, OSError):
                 server.pid  # noqa: B018 - only those that run
-                for account in server.read("/jsz?streams=1").get("account_details", ()):
-                    for detail in account.get("stream_detail", ()):
-                        if detail["name"] == stream:
-                            name = detail["cluster"]["leader"]
-                            return next(each for each in self.servers if each.name == name)
+                if detail := _detail(server, stream):
+                    name = detail["cluster"]["leader"]
+                    return next(each for each in self.servers if each.name == name)
         raise AssertionError(f"no server knows {stream}")
+
+    def wait_equal(self, stream: str) -> None:
+        """Wait until all servers have the same messages of a stream: one that was restarted is behind."""
+
+        def is_equal() -> bool:
+            details = [_detail(server, stream) for server in self.servers]
+            return len({detail and detail["state"]["last_seq"] for detail in details}) == 1
+
+        wait_until(is_equal, PATIENCE, f"a server is behind in {stream}")
 
     def close(self) -> None:
         """End every server in whatever state it is (idempotent)."""
@@ -262,6 +269,15 @@ class NatsServers:
                 f"no_advertise: {str(not self._advertise).lower()} }}"
             )
         return "\n".join([*lines, settings, ""])
+
+
+def _detail(server: NatsServer, stream: str) -> dict[str, Any] | None:
+    for account in server.read("/jsz?streams=1").get("account_details", ()):
+        for detail in account.get("stream_detail", ()):
+            if detail["name"] == stream:
+                assert isinstance(detail, dict)
+                return detail
+    return None
 
 
 class JwtFiles(NamedTuple):

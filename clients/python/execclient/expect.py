@@ -193,10 +193,13 @@ class _Terminal(_SpawnBase):
         self.write_to_stdout(self.buffer)
         self.stdout.flush()
         self._buffer = self.buffer_type()
+        poll = select.poll()  # select(2) takes no descriptor above 1023
+        poll.register(self.STDIN_FILENO, select.POLLIN)
         with _raw(self.STDIN_FILENO), _wake_pipe() as (woken, wake), self._output.listening(wake):
+            poll.register(woken, select.POLLIN)
             while True:
                 available = self._output.poll()
-                ready, _, _ = select.select([self.STDIN_FILENO, woken], [], [], 0 if available else None)
+                ready = dict(poll.poll(0 if available else None))
                 if woken in ready:
                     os.read(woken, 4096)
                 if available and not self._show(output_filter):

@@ -579,8 +579,11 @@ def test_a_url_and_an_executor_are_too_much(connected: Executor) -> None:
 # -- interact, on a terminal of our own
 
 INTERACT = """
-import sys
+import os, resource, sys
 from execclient.expect import RemoteSpawn
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+descriptors = [os.dup(2) for _ in range(int(sys.argv[4]))]
 child = RemoteSpawn(["bash", "--norc", "--noediting"], url=sys.argv[1], encoding=eval(sys.argv[2]),
                     env={"PS1": "remote> ", "TERM": "dumb"})
 child.expect_exact("remote> ")
@@ -597,8 +600,8 @@ child.close()
 def interact(url: str) -> Iterator[Callable[..., pexpect.spawn[str]]]:
     started: list[pexpect.spawn[str]] = []
 
-    def start(encoding: str | None = None, options: str = "{}") -> pexpect.spawn[str]:
-        arguments = ["-W", "error", "-c", INTERACT, url, repr(encoding), options]
+    def start(encoding: str | None = None, options: str = "{}", descriptors: int = 0) -> pexpect.spawn[str]:
+        arguments = ["-W", "error", "-c", INTERACT, url, repr(encoding), options, str(descriptors)]
         user = pexpect.spawn(sys.executable, arguments, encoding="utf-8", timeout=PATIENCE)
         started.append(user)
         user.expect_exact("BEGIN\r\n")
@@ -636,6 +639,16 @@ def test_interact_ends_with_the_command(interact: Callable[..., pexpect.spawn[st
     user.send("\x15printf 'last words\\n'; exit\r")
     user.expect_exact("last words\r\n")
     user.expect_exact("END False\r\n")
+
+
+def test_a_program_with_more_than_a_thousand_descriptors_may_interact(
+    interact: Callable[..., pexpect.spawn[str]],
+) -> None:
+    user = interact(descriptors=1100)
+    user.send("gin\r")
+    user.expect_exact("begin\r\nremote> ")
+    user.send("\x1d")
+    user.expect_exact("END True\r\n")
 
 
 def test_interact_filters_both_ways(interact: Callable[..., pexpect.spawn[str]]) -> None:

@@ -261,11 +261,13 @@ class Lines:
 
     async def _typed(self, terminal: int) -> str:
         awake, wake = os.pipe()
+        poll = select.poll()  # select(2) takes no descriptor above 1023
+        poll.register(terminal, select.POLLIN)
+        poll.register(awake, select.POLLIN)
 
         def read() -> str:
             try:
-                ready, _, _ = select.select([terminal, awake], [], [])
-                return "" if awake in ready else self._stream.readline()
+                return "" if awake in dict(poll.poll()) else self._stream.readline()
             finally:
                 os.close(awake)
 

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import os
 import pty
+import resource
 import select
 import tty
 from collections.abc import Iterator
@@ -260,6 +261,18 @@ def terminal() -> Iterator[tuple[TextIO, int]]:
         os.close(typing)
 
 
+@pytest.fixture
+def above_a_thousand_descriptors() -> Iterator[None]:
+    """What a test opens has numbers that select(2) does not take."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    descriptors = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(1100)]
+    yield
+    for descriptor in descriptors:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 class Shown(io.StringIO):
     """Output that can be waited for."""
 
@@ -283,6 +296,13 @@ async def test_the_loop_runs_on_while_the_person_thinks(kind: str, request: pyte
     os.write(typing, b"y\n")
 
     assert await asyncio.wait_for(asking, 5) == ACCEPT
+
+
+@pytest.mark.usefixtures("above_a_thousand_descriptors", "terminal")
+async def test_a_host_with_more_than_a_thousand_descriptors_may_ask(
+    request: pytest.FixtureRequest,
+) -> None:
+    await test_the_loop_runs_on_while_the_person_thinks("terminal", request)
 
 
 async def test_what_was_typed_before_a_question_does_not_answer_it(terminal: tuple[TextIO, int]) -> None:
