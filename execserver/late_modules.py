@@ -22,7 +22,7 @@ from execserver.telemetry.measures import measures
 if TYPE_CHECKING:
     from execserver.processes.executor import Executor
 
-LATE_MODULES = ("structlog", "execserver.limits.hierarchies", "execserver.transports.websocket")
+LATE_MODULES = ("structlog", "execserver.limits.leaves", "execserver.transports.websocket")
 """A server on stdio needs the first two only."""
 
 LOAD_AFTER_SECONDS = 0.1

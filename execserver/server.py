@@ -512,9 +512,7 @@ def _make_spool(config: Settings, host: Host, recovery: RecoveryState) -> Spool:
 
 def _sweep_groups() -> None:
     """In a thread: remove the control groups that killed services have left."""
-    from execserver.limits import hierarchies
+    from execserver.limits.hierarchies import groups_of_services
+    from execserver.limits.leaves import sweep
 
-    if groups := hierarchies.groups_of_services():
-        from execserver.limits.leaves import sweep
-
-        sweep(groups)
+    sweep(groups_of_services())

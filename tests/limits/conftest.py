@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,16 @@ from tests.support.wire import Client, Server
 @pytest.fixture(scope="module")
 def server(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server on a Unix socket. It must leave no control group behind."""
-    folder = tmp_path_factory.mktemp("limits")
+    yield from _served(environment, tmp_path_factory.mktemp("limits"))
+
+
+@pytest.fixture
+def server_of_one_test(environment: dict[str, str], tmp_path: Path) -> Iterator[Server]:
+    """Another one."""
+    yield from _served(environment, tmp_path)
+
+
+def _served(environment: dict[str, str], folder: Path) -> Iterator[Server]:
     before = abandoned_groups()
     server = Server(f"unix://{folder}/socket", env=environment, cwd=folder, prefix=PREFIX)
     yield server

@@ -13,13 +13,11 @@ from execserver.limits import hierarchies
 from tests.limits.groups import (
     HOG,
     MIB,
-    PREFIX,
     PYTHON,
     exited,
     leaves_of,
     leaves_of_service,
     needs_groups,
-    remove_group,
     start,
     wait_for,
 )
@@ -69,16 +67,13 @@ def test_a_background_process_with_too_much_memory_ends_the_command(client: Clie
 
 @pytest.mark.statement("P42", "X20")
 def test_a_limit_of_memory_holds_in_a_daemon_with_more_than_a_thousand_descriptors(
-    environment: dict[str, str], tmp_path: Path
+    server_of_one_test: Server,
 ) -> None:
-    server = Server(f"unix://{tmp_path}/socket", env=environment, cwd=tmp_path, prefix=PREFIX)
-    with server.connect(extensions=True) as client:
-        while len(os.listdir(f"/proc/{server.pid}/fd")) < 1100:
+    with server_of_one_test.connect(extensions=True) as client:
+        while len(os.listdir(f"/proc/{server_of_one_test.pid}/fd")) < 1100:
             client.call("process/start", client.start_params(["/bin/sleep", "600"], pipeStdin=True))
         ended = exited(start(client, f"setsid {HOG} & sleep 60", {"memoryBytes": 64 * MIB}))
         assert (ended["exitCode"], ended["cause"], ended["limit"]["which"]) == (137, "limit", "memory")
-    assert server.stop() == 0
-    remove_group(server.pid)
 
 
 @pytest.mark.statement("X20")
