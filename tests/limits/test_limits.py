@@ -38,7 +38,8 @@ def test_a_command_that_exhausts_its_memory_ends_for_that_limit(client: Client, 
     assert (ended["exitCode"], ended["cause"]) == (137, "limit")
     assert ended["limit"] == {"which": "memory", "value": 64 * MIB}
     assert ended["usage"]["limitsHit"] == ["memory"]
-    assert 60 * MIB < ended["usage"]["memoryPeakBytes"] <= 64 * MIB
+    # The kernel lets a process that it kills have some pages more.
+    assert 60 * MIB < ended["usage"]["memoryPeakBytes"] < 65 * MIB
 
 
 @either
