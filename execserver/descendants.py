@@ -276,27 +276,50 @@ def signal_descendants(
     Raises:
         OSError: no descriptors for a scan and for a pidfd beside it.
     """
+
+    def find() -> set[int]:
+        return find_descendants(instance, number, exclude=exclude, roots=roots)
+
     sent = 0
     for _ in range(_MOST_SIGNAL_SCANS):
-        waiting = find_descendants(instance, number, exclude=exclude, roots=roots) - passed
+        waiting = find() - passed
         if not waiting:
             break
-        while waiting:
-            handles = open_some(waiting)
-            try:
-                living = find_descendants(instance, number, exclude=exclude, roots=roots)
-                sent += sum(_send(handles[pid], signal_number) for pid in living & handles.keys())
-            finally:
-                for handle in handles.values():
-                    os.close(handle)
-            passed.update(handles)
-            waiting -= passed
+        sent += signal_found(waiting, signal_number, find, passed)
         if signal_number != signal.SIGSTOP:
             break
     return sent
 
 
-def open_some(pids: set[int]) -> dict[int, int]:
+def signal_found(pids: set[int], signal_number: int, find: Callable[[], set[int]], passed: set[int]) -> int:
+    """Send a signal to processes that are found once more while a pidfd keeps the process of each pid.
+
+    Args:
+        pids: the processes; the set is empty afterwards.
+        signal_number: any.
+        find: the pids of all that may get it.
+        passed: each pid is added once it was signalled, also before an error.
+
+    Returns:
+        How many got it.
+
+    Raises:
+        OSError: no descriptors for `find` and for a pidfd beside it.
+    """
+    sent = 0
+    while pids:
+        handles = _open_some(pids)
+        try:
+            sent += sum(_send(handles[pid], signal_number) for pid in find() & handles.keys())
+        finally:
+            for handle in handles.values():
+                os.close(handle)
+        passed.update(handles)
+        pids -= handles.keys()
+    return sent
+
+
+def _open_some(pids: set[int]) -> dict[int, int]:
     """Pidfds of some of the processes; ended processes are dropped from the set.
 
     Raises:

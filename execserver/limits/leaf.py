@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from execprotocol.errors import InvalidRequest
-from execserver.descendants import open_some
+from execserver.descendants import signal_found
 
 if TYPE_CHECKING:
     from execprotocol.process import ExitUsage, ResourceLimits
@@ -239,19 +239,8 @@ class Leaf:
 
     def _signal(self, pids: set[int], number: int) -> None:
         """Signal these processes as far as they are inside and descriptors are free."""
-        waiting = pids.copy()
         with suppress(OSError):
-            while waiting:
-                handles = open_some(waiting)
-                try:
-                    # Only now a pid certainly belongs to a process of the leaf.
-                    for pid in self._pids_inside() & handles.keys():
-                        with suppress(OSError):
-                            signal.pidfd_send_signal(handles[pid], number)
-                finally:
-                    for handle in handles.values():
-                        os.close(handle)
-                waiting -= handles.keys()
+            signal_found(pids.copy(), number, self._pids_inside, set())
 
     def remove(self) -> bool:
         """Remove the groups. False if a process is left in one."""

@@ -169,7 +169,7 @@ class TreeKiller:
         as descriptors, which belong to the result.
         """
         if self.leaves is None:
-            from execserver.limits.leaves import Leaves  # most daemons never need them
+            from execserver.limits.leaves import Leaves  # a late module
 
             self.leaves = Leaves(self._instance, self.own_pids)
             self.leaves.adopt(groups)
