@@ -11,6 +11,8 @@ Rules kept in this file:
    it.
 5. The child of a fork has the objects without the thread. In the child all of them are closed, and closing
    them does nothing: the connections belong to the parent.
+6. Calling threads destroy no task. At the end of a task Python runs a function of asyncio's weak set of
+   tasks, and an interruption that comes within it is printed and lost.
 
 This module knows neither sessions nor processes.
 """
@@ -149,6 +151,7 @@ class LoopCall(Generic[R]):
         self._task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[R]) -> None:
+        self._task = None  # rule 6
         if task.cancelled():
             self._fail(ExecutorClosed("the call was cancelled, as its executor was closed"))
         elif (error := task.exception()) is not None:
@@ -376,6 +379,7 @@ class LoopThread(Generic[T]):
         except BaseException as error:  # raised in the waiting threads
             failure = error
         finally:
+            self._main = None  # rule 6
             with self._lock:
                 self._open = False
         if not self._entered.done:

@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
+from weakref import WeakSet
 
 import pytest
 
@@ -25,6 +26,7 @@ import execclient
 from execclient import (
     Chunk,
     DaemonNotRunning,
+    ExecServerError,
     ExecutorClosed,
     OutputGap,
     SystemFailure,
@@ -397,6 +399,60 @@ def test_connecting_may_be_interrupted_at_any_line(shared_url: str, recwarn: pyt
     assert resources(before) == before
     # Where `close` was interrupted before it began, that it was not closed is said, and is true.
     assert {str(warning.message) for warning in recwarn} <= {f"an executor at {shared_url} was not closed"}
+
+
+def tasks_destroyed_here(call: Callable[[], object], times: int) -> int:
+    """How often the end of a task runs a Python function in this thread, while it makes so many calls."""
+    destroyed = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal destroyed
+        destroyed += event == "call" and frame.f_code is END_OF_A_MEMBER
+
+    gc.collect()
+    gc.disable()  # the garbage of other tests has tasks too
+    sys.setprofile(count)
+    try:
+        for _ in range(times):
+            with suppress(ExecServerError):
+                call()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return destroyed
+
+
+END_OF_A_MEMBER = WeakSet[object]()._remove.__code__  # type: ignore[attr-defined]
+"""asyncio keeps all tasks in a weak set. Of an interruption within this function Python prints only that it
+came."""
+
+
+def test_no_call_ends_in_a_function_that_would_lose_an_interruption(
+    blocking: Executor, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * 100_000)
+
+    def timed_out() -> None:
+        process = blocking.start(["sleep", "1000"])
+        try:
+            process.wait(timeout=0.01)
+        finally:
+            process.kill()
+
+    calls: dict[str, Callable[[], object]] = {
+        "an answer": lambda: blocking.fs.exists(tmp_path),
+        "an error": lambda: blocking.fs.read_bytes(tmp_path / "missing"),
+        "a run": lambda: blocking.run(["true"]),
+        "a program that is missing": lambda: blocking.run(["/missing"]),
+        "an iteration": lambda: list(blocking.start(["echo", "line"])),
+        "lines": lambda: list(blocking.start(["seq", "10"]).lines()),
+        "input": lambda: blocking.start(["cat"], stdin=True).communicate(b"line\n"),
+        "a time limit": timed_out,
+        "a transfer": lambda: blocking.fs.download(file, tmp_path / "copy", progress=lambda _: None),
+    }
+
+    assert {name: tasks_destroyed_here(call, 10) for name, call in calls.items()} == dict.fromkeys(calls, 0)
 
 
 # -- the end
