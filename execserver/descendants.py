@@ -400,7 +400,8 @@ def kill_descendants(
                 except PermissionError:
                     untouchable.add(pid)
                     os.close(handles.pop(pid))
-            if _wait_for_ends(handles, min(time.monotonic() + _RESCAN_S, deadline)):
+            # Also after the deadline: scans may have taken all the time, and the killed need a moment to end.
+            if _wait_for_ends(handles, time.monotonic() + _RESCAN_S):
                 deadline = min(time.monotonic() + timeout, last)
             for _ in range(2):
                 living = find_descendants(instance, number, exclude=exclude, roots=roots) | handles.keys()

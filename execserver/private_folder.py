@@ -148,6 +148,14 @@ def lock(descriptor: int) -> bool:
     return True
 
 
+def leads_to(name: str, descriptor: int, parent: int | None = None) -> bool:
+    """Whether a name (still) belongs to the open file."""
+    try:
+        return os.path.samestat(os.stat(name, dir_fd=parent, follow_symlinks=False), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
 def lock_folder(descriptor: int, path: str) -> None:
     """Wait for the exclusive lock on an open folder.
 

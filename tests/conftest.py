@@ -9,10 +9,14 @@ from pathlib import Path
 
 # Its plugin does so at the end of a run, used or not. Python 3.11.7 may fail to parse what is imported while
 # the garbage of a whole run is collected ("AST constructor recursion depth mismatch", gh-106905).
-import hypothesis  # noqa: F401
+import hypothesis
 import pytest
 
 from tests.support.wire import Server
+
+# An example may take long where other programs have the processors; each test has a time limit of its own.
+hypothesis.settings.register_profile("without deadline", deadline=None)
+hypothesis.settings.load_profile("without deadline")
 
 
 def _undo_background() -> None:

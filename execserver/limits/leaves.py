@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from execserver.limits.hierarchies import INNER, PREFIX, WANTED, Hierarchy, find_hierarchies, mount_points
 from execserver.limits.leaf import CONTROLLERS, GROUPS_HELP, Folder, Leaf, LimitRefused
+from execserver.private_folder import leads_to, lock
 from execserver.telemetry.logs import Logger
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ log = Logger()
 _FIRST_PAUSE_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 2.0
 """Between attempts to remove a leaf: the kernel does not report in both versions that one is empty."""
+
+_SWEEP_SECONDS = 2.0
+"""A sweep locks an empty group for less than a millisecond."""
 
 _MOVES = 100
 """Rounds of moving processes out of a group: one that forks meanwhile has its child in the old group."""
@@ -293,26 +297,19 @@ def _make_locked(path: str) -> int:
     Raises:
         OSError: it cannot be made, or belongs to a service that lives.
     """
+    # Until it is locked, each sweep may lock and remove it: of another daemon, or our own.
+    until = time.monotonic() + _SWEEP_SECONDS
     while True:
         with suppress(FileExistsError):
             os.mkdir(path)
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another service may have swept it before it was locked.
-            if _is_at(fd, path):
+        with suppress(FileNotFoundError):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if lock(fd) and leads_to(path, fd):
                 return fd
-        except BlockingIOError:
             os.close(fd)
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path) from None
-        os.close(fd)
-
-
-def _is_at(fd: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
+        if time.monotonic() >= until:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        time.sleep(_FIRST_PAUSE_SECONDS)
 
 
 def _adopted(fd: int) -> Folder:

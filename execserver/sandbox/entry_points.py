@@ -23,6 +23,7 @@ from typing import Generic, TypeVar
 from msgspec.structs import replace
 
 from execserver.launch_spec import LaunchSpec
+from execserver.private_folder import leads_to
 from execserver.sandbox.backend import ENTRY_POINTS, BackendError, Inspection, Sandbox, SandboxBackend
 from execserver.sandbox.view import View
 
@@ -195,14 +196,21 @@ class SandboxFolder:
     """
 
     def __init__(self, state_folder: str) -> None:
-        self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=state_folder)
-        self._lock: int | None = None
-        try:
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-        except BaseException:
-            self.release()
-            raise
+        # Until it is locked, each sweep may lock and remove it: of another daemon, or our own.
+        while True:
+            self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=state_folder)
+            self._lock: int | None = None
+            try:
+                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+            except FileNotFoundError:
+                continue
+            except BaseException:
+                self.release()
+                raise
+            if leads_to(self.path, self._lock):
+                return
+            os.close(self._lock)
 
     def take_lock(self) -> tuple[int, ...]:
         """The descriptor that locks it, once; for the launcher, and then the caller's."""

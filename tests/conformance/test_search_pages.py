@@ -17,6 +17,7 @@ from tests.conformance.test_search import tree
 from tests.conformance.test_sessions import resume
 from tests.conformance.test_survive import kill_server
 from tests.sandbox.profiles import READ_ONLY, context
+from tests.support.servers import searching
 from tests.support.wire import PATIENCE, Client, Json, at_most, path_uri, wait_gone
 
 FILES, LINES = 60, 40
@@ -56,22 +57,10 @@ def every_match(base: Path) -> list[tuple[str, int]]:
     return sorted((path_uri(path), line) for path in base.iterdir() for line in range(1, LINES + 1))
 
 
-def programs(server: int) -> list[psutil.Process]:
-    """The programs that search, below a daemon, but for launchers of their sandboxes."""
-    found = []
-    for process in psutil.Process(server).children(recursive=True):
-        try:
-            if process.name() == "rg" and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
-
-
 def wait_for_programs(server: int, count: int) -> list[psutil.Process]:
     """`programs`, once there are so many."""
     deadline = time.monotonic() + 10
-    while len(found := programs(server)) != count:
+    while len(found := searching(server)) != count:
         assert time.monotonic() < deadline, found
         time.sleep(0.01)
     return found

@@ -285,14 +285,14 @@ def test_close_frame_detaches(endpoint: Endpoint, payload: bytes) -> None:
 
 @pytest.mark.statement("H31", "H30")
 def test_time_starts_anew_at_each_end(endpoint: Endpoint) -> None:
-    private = endpoint.private("--session-ttl", "1")
+    private = endpoint.private("--session-ttl", "2")
     client = private.connect()
     session = client.session_id
     process = client.start("/bin/cat", pipeStdin=True)
     begin = time.monotonic()
-    while time.monotonic() - begin < 2:
+    while time.monotonic() - begin < 3:
         client.close()
-        threading.Event().wait(0.4)
+        threading.Event().wait(0.7)
         client = resume(private, session)
         assert not client.process(process.id).read()["exited"]
 

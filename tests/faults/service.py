@@ -271,7 +271,7 @@ class Service:
 
     def server_ended(self, within: float) -> bool:
         """Wait for the end of the server process."""
-        return bool(select.select([self._server], [], [], within)[0])
+        return eventually(lambda: bool(select.select([self._server], [], [], 0)[0]), within)
 
     def signal_server(self, number: signal.Signals) -> None:
         """A signal to the server process."""
@@ -445,6 +445,15 @@ def latencies(
             taken.append(latency(service, partial(client.call, *call)))
         time.sleep(pause)
     return taken
+
+
+def state_files(folder: Path) -> list[Path]:
+    """Everything below the state of a service with this folder, without those in which its servers try out
+    sandboxes: they come and go, and a killed server leaves its own for a minute.
+    """
+    walk = os.walk(folder / "state")
+    found = sorted(Path(at, name) for at, folders, files in walk for name in (*folders, *files))
+    return [path for path in found if "/probe-" not in str(path)]
 
 
 def eventually(condition: Callable[[], bool], within: float) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import Counter
 from pathlib import Path
@@ -10,22 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults.resuming_client import EventRow, ResumingClient
-from tests.faults.service import Serve, Service, eventually
+from tests.faults.service import Serve, Service, eventually, state_files
 from tests.support.servers import open_files
 from tests.support.wire import encode
 
 EACH = 6
 FORGOTTEN_SECONDS = 10.0
-
-
-def _files(folder: Path) -> list[Path]:
-    """Everything below the state, but for folders that vanish meanwhile."""
-    walk = os.walk(folder / "state")
-    return sorted(Path(at, name) for at, folders, files in walk for name in (*folders, *files))
-
-
-def _is_of_probe(path: Path) -> bool:
-    return "/probe-" in str(path)
 
 
 def _held(service: Service) -> dict[str, Counter[str]]:
@@ -79,9 +68,7 @@ def test_commands_that_are_forgotten_leave_no_descriptor_and_no_file(
 
     assert eventually(forgotten, FORGOTTEN_SECONDS)
     service.open_everything()
-    # Each server tries out sandboxes in a folder of its own, also while it has commands.
-    assert eventually(lambda: not any(map(_is_of_probe, _files(folder))), FORGOTTEN_SECONDS)
-    before, files = _held(service), _files(folder)
+    before, files = _held(service), state_files(folder)
     rows = _start_all(session)
     for _ in range(kills):
         service.signal_server(signal.SIGKILL)
@@ -96,4 +83,4 @@ def test_commands_that_are_forgotten_leave_no_descriptor_and_no_file(
         return not any(left.values())
 
     assert eventually(none_left, FORGOTTEN_SECONDS), left
-    assert eventually(lambda: _files(folder) == files, FORGOTTEN_SECONDS), _files(folder)
+    assert eventually(lambda: state_files(folder) == files, FORGOTTEN_SECONDS), state_files(folder)

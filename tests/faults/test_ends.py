@@ -24,8 +24,8 @@ Watch = Callable[[str, int], Watched]
 
 def survivors(members: list[Watched], within: float = GONE_SECONDS) -> list[str]:
     """Who is left after that time."""
-    deadline = time.monotonic() + within
-    return [each.name for each in members if not each.ended(deadline - time.monotonic())]
+    eventually(lambda: all(each.ended(0) for each in members), within)
+    return [each.name for each in members if not each.ended(0)]
 
 
 def _end_of_input(service: Service) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from execprotocol.process import ResourceLimits
+from execserver.descendants import new_instance
+from execserver.limits.leaves import Leaves
 from tests.faults.service import Service
 from tests.limits.groups import (
     DELEGATED,
@@ -168,6 +173,29 @@ def test_the_next_service_sweeps_what_a_killed_one_has_left(folder: Path) -> Non
         wait_for(lambda: not any(each.exists() for each in left))
     finally:
         second.end()
+
+
+SWEEPER = """
+from execserver.limits.hierarchies import groups_of_services
+from execserver.limits.leaves import sweep
+print("begins", flush=True)
+while True:
+    sweep(groups_of_services())
+"""
+
+
+@pytest.mark.skipif(DELEGATED is not None, reason="only the daemons have groups of their own")
+def test_a_group_is_kept_while_other_daemons_sweep() -> None:
+    with subprocess.Popen([sys.executable, "-c", SWEEPER], stdout=subprocess.PIPE) as sweeper:
+        assert sweeper.stdout is not None
+        sweeper.stdout.readline()
+        try:
+            for _ in range(100):
+                leaves = Leaves(new_instance(), lambda: ())
+                leaves.make(1, ResourceLimits(memory_bytes=64 * MIB, pids=9), 0)
+                leaves.close()
+        finally:
+            sweeper.kill()
 
 
 def test_a_child_that_waits_for_its_group_ends_with_the_daemons(folder: Path) -> None:

@@ -33,7 +33,7 @@ SUCCEEDED = "it was done"
 server, or what they send arrives at one."""
 
 _AT_ONCE = 16
-_SECONDS, _READ_S, _CONNECT_S = 12.0, 4.0, 2.0
+_SECONDS, _READ_S, _CONNECT_S = 12.0, 4.0, 4.0
 
 LISTED, ALL, LIMITED, ANY = "listed", "all", "limited", "any"
 """Rules of a proxy, which permits ok.test and names of local addresses, all but evil.test, or reading from

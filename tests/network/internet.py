@@ -61,7 +61,7 @@ ABSTRACT = "tests-internet"
 
 _FILES = {
     "hosts": f"127.0.0.1 localhost\n::1 localhost\n{PRIVATE} hosts-file.test\n",
-    "resolv.conf": f"nameserver {NAME_SERVER}\nsearch evil.test\noptions timeout:2 attempts:1\n",
+    "resolv.conf": f"nameserver {NAME_SERVER}\nsearch evil.test\noptions timeout:4 attempts:1\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
 

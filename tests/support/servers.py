@@ -9,6 +9,8 @@ import socket
 import time
 from pathlib import Path
 
+import psutil
+
 _FORKED_ONLY = 0x40  # PF_FORKNOEXEC, include/linux/sched.h
 
 
@@ -34,6 +36,16 @@ def open_files(pid: int) -> list[str]:
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
             found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
+
+
+def searching(pid: int) -> list[psutil.Process]:
+    """The living programs that search, below a daemon, but for launchers of their sandboxes."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name() == "rg" and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
 
 

@@ -62,9 +62,12 @@ def ended(pidfd: int, seconds: float = 0) -> bool:
     return bool(select.select([pidfd], [], [], seconds)[0])
 
 
-# A daemon: double fork, own session, empty environment. Its starter waits for it to have begun.
+# A daemon: double fork, own session, empty environment. The substitution ends when the shell between has
+# ended and the daemon's `sleep` has begun.
 DAEMON = """
-(setsid env -i /bin/sh -c 'echo $$; echo go; exec sleep 600' &)
+daemon=$(setsid env -i /bin/sh -c 'echo $$; exec sleep 600 > /dev/null' &)
+echo $daemon
+echo go
 exec sleep 600
 """
 SEVEN = "for i in 1 2 3 4 5 6 7; do sleep 600 & echo $!; done"
@@ -404,12 +407,20 @@ def test_children_of_names_the_living_children() -> None:
 # -- other signals
 
 
+def _state(pid: int) -> str | None:
+    """The letter of its state; None if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except OSError:
+        return None
+
+
 def _all_stop(instance: int, count: int | None = None) -> bool:
     """Whether all descendants stop; a process does so when it next comes to run."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         found = find_descendants(instance)
-        states = [Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] for pid in found]
+        states = [state for pid in found if (state := _state(pid))]
         if set(states) == {"T"} and count in (None, len(states)):
             return True
         time.sleep(0.01)

@@ -12,6 +12,7 @@ import stat
 import time
 from contextlib import ExitStack
 
+from execserver.private_folder import leads_to
 from execserver.sandbox.mount_points.entry import (
     Outcome,
     begin,
@@ -20,7 +21,6 @@ from execserver.sandbox.mount_points.entry import (
     identity,
     is_marked,
     key,
-    leads_to,
     mark,
     open_file,
     read,

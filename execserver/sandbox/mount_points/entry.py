@@ -296,11 +296,3 @@ def discard(folder: int, path: str, descriptor: int) -> None:
             unlink(folder, path, descriptor)
     finally:
         os.close(descriptor)
-
-
-def leads_to(name: str, descriptor: int, parent: int | None = None) -> bool:
-    """Whether a name (still) belongs to the open file."""
-    try:
-        return os.path.samestat(os.stat(name, dir_fd=parent, follow_symlinks=False), os.fstat(descriptor))
-    except OSError:
-        return False

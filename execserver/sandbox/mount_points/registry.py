@@ -31,14 +31,13 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from queue import SimpleQueue
 
-from execserver.private_folder import FolderError, lock, lock_folder, open_private
+from execserver.private_folder import FolderError, leads_to, lock, lock_folder, open_private
 from execserver.sandbox.mount_points.acquire import Parents, take
 from execserver.sandbox.mount_points.description import MountPoint
 from execserver.sandbox.mount_points.entry import (
     Outcome,
     is_mount_point,
     key,
-    leads_to,
     open_file,
     read,
     read_again,

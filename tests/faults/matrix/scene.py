@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tests.faults import counters
 from tests.faults.resuming_client import EventRow, ResumingClient
-from tests.faults.service import Serve, Service, children, eventually
+from tests.faults.service import Serve, Service, children, eventually, state_files
 from tests.support.servers import open_files
 from tests.support.wire import Client, Json, connect_unix, encode
 
@@ -102,7 +102,7 @@ class Scene:
         self.session = ResumingClient(self.service, self._dial)
         self._relay: subprocess.Popen[bytes] | None = None
         self._warm_up()
-        self.listing = self._listing()
+        self.listing = state_files(self.folder)
         self.held = [held(pid) for pid in (self.service.pid, self.service.server_pid)]
         self.may_lose = False
         """Whether output may be missing, if that is stated."""
@@ -238,7 +238,7 @@ class Scene:
         assert len(marked(self.mark)) == TREE_SIZE
         self.session.call("process/terminate", {"processId": self.tree, "scope": "tree"})
         assert eventually(lambda: not marked(self.mark), GONE_SECONDS), marked(self.mark)
-        assert self._listing() == self.listing, (self._listing(), self.listing)
+        assert state_files(self.folder) == self.listing, (state_files(self.folder), self.listing)
         supervisor, server = self.service.pid, self.service.server_pid
         for pid, before in zip((supervisor, server), self.held, strict=True):
             assert eventually(lambda: not held(pid) - before, 2), held(pid) - before  # noqa: B023
@@ -257,7 +257,7 @@ class Scene:
     def is_swept(self, *, marks: Sequence[str] = ()) -> None:
         """The next start ends what two kills at once left behind."""
         self._serve("unix", *self._flags)
-        assert len(self._listing()) == len(self.listing)
+        assert len(state_files(self.folder)) == len(self.listing)
         left = [mark for mark in (self.mark, *marks) if not _gone(mark)]
         assert left == []
 
@@ -266,10 +266,6 @@ class Scene:
         os.close(self._credit)
         self.session.client.close()
         self.kill_client()
-
-    def _listing(self) -> list[str]:
-        state = self.folder / "state"
-        return sorted(str(path) for path in state.rglob("*"))
 
 
 def _gone(mark: str) -> bool:

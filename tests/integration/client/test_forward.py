@@ -176,9 +176,13 @@ async def test_what_goes_both_ways_is_whole_while_the_connection_is_cut(shared_u
     ):
 
         async def cut() -> None:
+            pause = 0.1
             while True:
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(pause)
                 executor.drop_connection()
+                pause *= (
+                    1.2  # on a slow machine, a connection takes longer than the first ones to carry anything
+                )
 
         cutting = asyncio.create_task(cut())
         received, counted = await asyncio.gather(

@@ -16,6 +16,7 @@ import pytest
 from execclient import Executor, NotFound, ReadOnly, Refused, Unsupported, WorkspaceWrite, connect, sync
 from execclient.arguments import Sandbox
 from execclient.search import Found, Matches, find, search
+from tests.support.servers import searching
 from tests.support.wire import Server
 
 DENIES = (ReadOnly(deny_read=("**/secret*",)), WorkspaceWrite(deny_read=("**/secret*",)))
@@ -40,15 +41,9 @@ async def executor(server: Server) -> AsyncIterator[Executor]:
         yield connected
 
 
-def searching(server: Server) -> list[psutil.Process]:
-    """The programs that search."""
-    below = psutil.Process(server.pid).children(recursive=True)
-    return [process for process in below if process.name() == "rg"]
-
-
 async def until_none_searches(server: Server) -> None:
     async with asyncio.timeout(20):
-        while searching(server):
+        while searching(server.pid):
             await asyncio.sleep(0.02)
 
 
@@ -292,7 +287,7 @@ async def test_a_search_begins_anew_after_the_death_of_the_server(
         search(executor, "word", tmp_path, max_matches=1_000_000, max_bytes=100 << 20, timeout=60)
     )
     async with asyncio.timeout(20):
-        while not searching(server):
+        while not searching(server.pid):
             await asyncio.sleep(0.005)
     psutil.Process(server.pid).children()[0].send_signal(signal.SIGKILL)
     found = await task
@@ -307,7 +302,7 @@ async def test_a_cancelled_search_leaves_no_process(
     (tmp_path / "file").write_text(SLOW_TEXT)
     task = asyncio.create_task(search(executor, SLOW, tmp_path, regex=True, timeout=600))
     async with asyncio.timeout(20):
-        while not searching(server):
+        while not searching(server.pid):
             await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -331,7 +326,7 @@ async def test_a_long_search_is_not_ended_by_many_short_ones(
     (tmp_path / "short").write_text("word\n")
     long = asyncio.create_task(search(executor, SLOW, tmp_path, glob="long", regex=True, timeout=5))
     async with asyncio.timeout(20):
-        while not searching(server):
+        while not searching(server.pid):
             await asyncio.sleep(0.01)
     for _ in range(6):
         assert len((await search(executor, "word", tmp_path, glob="short")).matches) == 1

@@ -251,7 +251,7 @@ def test_a_cast_has_the_output_of_a_terminal_with_its_times_and_sizes(execserver
     assert codes == "aürbrbc"
     assert [text for _, code, text in events if code == "r"] == ["100x30", "120x40"]
     ended = next(at for at, _, text in events if "ü" in text)
-    assert 0.25 <= ended - events[0][0] < 5
+    assert 0.1 <= ended - events[0][0] < 5
 
 
 ASCIINEMA = str(Path(sys.executable).parent / "asciinema")
@@ -265,7 +265,7 @@ def asciinema(*arguments: str, folder: Path) -> bytes:
 
 
 def test_asciinema_plays_a_cast_with_its_sizes_and_skips_idle_time(execserver: CommandLine) -> None:
-    process = asyncio.run(resized(execserver.url, (30, 100), (40, 120), pause=2.0))
+    process = asyncio.run(resized(execserver.url, (30, 100), (40, 120), pause=5.0))
     cast = execserver.folder / "build.cast"
     cast.write_bytes(execserver("logs", "--cast", process).stdout)
 
@@ -275,7 +275,7 @@ def test_asciinema_plays_a_cast_with_its_sizes_and_skips_idle_time(execserver: C
     begun = time.monotonic()
     play = ("play", "--idle-time-limit", "0.05", "--out-fmt", "asciicast")
     played = asciinema(*play, str(cast), folder=execserver.folder).splitlines()
-    assert time.monotonic() - begun < 2 <= events[-1][0]
+    assert time.monotonic() - begun < 4.5 <= events[-1][0]
     header, *shown = map(json.loads, played)
     assert (header["width"], header["height"]) == (70, 20)
     assert [event[1:] for event in shown] == [list(event[1:]) for event in events]

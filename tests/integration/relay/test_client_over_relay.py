@@ -28,6 +28,7 @@ from execclient import (
     WrongExecutor,
     connect,
 )
+from execclient.session import recovery
 from execclient.sync import connect as connect_blocking
 from execprotocol.relay.key_files import load_key_pair
 from tests.integration.http.certificates import make_authority, server_context
@@ -164,8 +165,9 @@ async def executor(box: Place) -> AsyncIterator[Executor]:
 
 
 async def test_a_program_that_only_asks_for_a_session_does_not_take_it_from_the_one_that_works_with_it(
-    box: Place, tmp_path: Path
+    box: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(recovery, "ATTACHED_SECONDS", 60)
     key = tmp_path / "key"
     load_key_pair(key, create=True)
     async with box.connect(key_file=key) as owner:

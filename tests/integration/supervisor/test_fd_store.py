@@ -208,15 +208,16 @@ def test_a_hand_over_that_is_interrupted_twice_is_begun_again(start: Start, fold
 
 def test_many_registrations_cost_one_wake_up_and_the_look_after_it(start: Start, folder: Path) -> None:
     service = FdStoreService(start, folder)
-    counts = []
+    counts, taken = [], []
     for _ in range(5):
         time.sleep(3 * LAZY_S)
         before = switches(service.pid)
-        assert service.call("keep_many", 100) < LAZY_S * 1000
+        taken.append(service.call("keep_many", 100))
         time.sleep(3 * LAZY_S)
         counts.append(switches(service.pid) - before)
     # One for the first message, one 50 ms later; now and then one for the look at the server.
     assert sorted(counts)[2] <= 3
+    assert sorted(taken)[2] < LAZY_S * 1000
 
 
 def test_a_nudge_ends_the_wait(start: Start, folder: Path) -> None:

@@ -212,7 +212,7 @@ async def test_a_command_that_runs_on_is_asked_about_and_a_later_answer_has_the_
 async def test_an_open_question_is_withdrawn_when_its_command_ends(make: Make, port: int) -> None:
     approver = QueueApprover()
     toolset = make(user=approver, config=ASKING)
-    asking = asyncio.create_task(toolset.call("shell", {**curl(port), "timeout_ms": 500}))
+    asking = asyncio.create_task(toolset.call("shell", {**curl(port), "timeout_ms": 3_000}))
 
     async with asyncio.timeout(20):
         pending = await anext(approver)

@@ -137,7 +137,9 @@ async def test_a_toolset_resumes_the_sessions_of_another_one_without_losing_or_r
     executor = await connect(url)
     first = Toolset(executor, cwd=str(workspace), sandbox=INSIDE)
     script = "printf 'a€b'; read line; printf 'c€'; exit 3"
-    session = (await run(first, script, tty=True, yield_time_ms=500)).process_id
+    started = await run(first, script, tty=True, yield_time_ms=500)
+    session = started.process_id
+    assert await shown(first, started, "a€b") == "a€b"
     (saved,) = first.sessions
     assert SavedSession.from_json(json.loads(json.dumps(saved.to_json()))) == saved
     assert (str(saved.number), saved.position) == (session, len("a€b".encode()))

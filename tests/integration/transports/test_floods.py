@@ -48,7 +48,21 @@ def flooding(url: str, kind: str, token: str = "") -> Iterator[subprocess.Popen[
 
 
 def assert_answered(victim: Client, attacker: subprocess.Popen[bytes], bound: float) -> None:
-    """In most of the time, an answer takes no longer than the bound."""
+    """In most of the time, an answer takes no longer than the bound, in one of three measurements: another
+    program may have the processors during one.
+    """
+    seen = []
+    for _ in range(3):
+        taken = answer_seconds(victim)
+        assert alive(attacker.pid), "it was stopped: nothing was flooded"
+        if sum(seconds for seconds in taken if seconds > bound) < sum(taken) / 2:
+            return
+        seen.append([round(seconds, 3) for seconds in taken])
+    pytest.fail(f"answers took {seen} s")
+
+
+def answer_seconds(victim: Client) -> list[float]:
+    """What each answer takes, for a while."""
     taken = []
     begin = now = time.monotonic()
     while now - begin < MEASURED_SECONDS:
@@ -56,10 +70,7 @@ def assert_answered(victim: Client, attacker: subprocess.Popen[bytes], bound: fl
         taken.append(time.monotonic() - now)
         time.sleep(PAUSE_SECONDS)
         now = time.monotonic()
-
-    assert alive(attacker.pid), "it was stopped: nothing was flooded"
-    waited = sum(seconds for seconds in taken if seconds > bound)
-    assert waited < sum(taken) / 2, [round(seconds, 3) for seconds in taken]
+    return taken
 
 
 @pytest.mark.parametrize(

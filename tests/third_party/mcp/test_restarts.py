@@ -33,9 +33,9 @@ async def test_a_command_is_read_on_after_the_server_was_killed(hosts: Hosts) ->
 
 
 async def test_a_kill_in_the_middle_of_a_call_loses_none_of_its_output(hosts: Hosts) -> None:
-    async with hosts.start("--max-wait", "1") as client:
+    async with hosts.start("--max-wait", "10") as client:
         session = await session_of(client, f"sleep 1; {COUNT}", yield_time_ms=250)
-        first = await client.call_tool("write_stdin", {"session_id": session})
+        first = await client.call_tool("write_stdin", {"session_id": session, "yield_time_ms": 1000})
         await asyncio.sleep(0.5)
         reading = asyncio.create_task(client.call_tool("write_stdin", {"session_id": session}))
         await asyncio.sleep(0.5)

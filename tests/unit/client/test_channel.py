@@ -71,9 +71,9 @@ def test_nothing_is_delivered_after_a_stop_in_the_middle() -> None:
 
 def test_a_long_line_costs_in_proportion_to_its_length() -> None:
     def seconds(pieces: int) -> float:
-        begin = time.perf_counter()
+        begin = time.thread_time()
         assert len(split(*[b"x" * 1024] * pieces, b"\n", limit=1 << 30)[0]) == pieces * 1024
-        return time.perf_counter() - begin
+        return time.thread_time() - begin
 
     short, long = min(seconds(2_000) for _ in range(5)), min(seconds(16_000) for _ in range(5))
 

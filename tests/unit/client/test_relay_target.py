@@ -520,7 +520,8 @@ async def answers_with_something_else(stream: Stream) -> None:
 async def test_a_handshake_that_does_not_come_about_fails_with_its_reason(
     serve: Serve, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("execclient.connection.relay.CONNECT_SECONDS", 0.2)
+    seconds = 0.2 if serve is refuses_to_answer else PATIENCE
+    monkeypatch.setattr("execclient.connection.relay.CONNECT_SECONDS", seconds)
 
     async with fake_relay(serve) as relay:
         with pytest.raises(ConnectionFailed, match=reason):

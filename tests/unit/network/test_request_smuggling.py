@@ -60,7 +60,7 @@ async def _pass_on(request: bytes) -> list[bytes]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         got = b""
         try:
-            while data := await asyncio.wait_for(reader.read(65_536), 0.05):
+            while data := await asyncio.wait_for(reader.read(65_536), 0.05 if got else 20):
                 got += data
         except TimeoutError:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")

@@ -285,7 +285,12 @@ def test_what_a_full_disk_that_cannot_splice_did_not_take_overwrites_nothing_in_
     rig.close()
 
 
-def test_on_a_full_disk_output_goes_on_in_memory_and_returns_to_the_disk(small_disk: Path) -> None:
+def test_on_a_full_disk_output_goes_on_in_memory_and_returns_to_the_disk(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        log_files, "RETRY_SECONDS", 3600.0
+    )  # the first log stays in memory, however long it takes
     rig = Rig(folder=str(small_disk))
     log = rig.log(8 << 20)
     pipe = os.pipe()

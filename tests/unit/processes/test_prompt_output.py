@@ -64,8 +64,9 @@ def prompts(predictor: PromptPredictor, writes: int) -> int:
 
 
 def test_an_answer_that_is_there_is_taken_and_makes_a_good_habit(
-    pipe: tuple[int, int], output: Output
+    pipe: tuple[int, int], output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prompt_output, "WAIT_SECONDS", 20.0)
     predictor = PromptPredictor(terminal=False)
     os.write(pipe[1], b"answer")
     wait_for_output(predictor, [output.watch])
@@ -134,7 +135,10 @@ def test_a_silent_child_is_looked_at_ever_more_seldom(output: Output) -> None:
     assert not output.taken
 
 
-def test_one_answer_makes_up_for_all_silence(pipe: tuple[int, int], output: Output) -> None:
+def test_one_answer_makes_up_for_all_silence(
+    pipe: tuple[int, int], output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_output, "WAIT_SECONDS", 20.0)
     predictor = PromptPredictor(terminal=False)
     for _ in range(20):
         predictor.observed(answered=False)

@@ -78,9 +78,9 @@ def _every_split(glob: list[str], path: list[str]) -> bool:
     ],
 )
 def test_no_glob_takes_long(glob: str, path: str) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     assert not matches(glob, path)
-    assert time.perf_counter() - began < 0.1
+    assert time.thread_time() - began < 0.1
 
 
 @pytest.mark.parametrize("glob", ["../*", "a/../b", "{a,b}" * 10, "{1..100000000}", "{a,{b,{c}}}" * 9])

@@ -74,7 +74,8 @@ async def test_what_is_left_of_a_read_is_served_in_later_turns(by_one: bool) -> 
     await assert_fifty_come_a_few_at_a_time(channel)
 
 
-async def test_a_turn_that_is_long_enough_serves_all() -> None:
+async def test_a_turn_that_is_long_enough_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "TURN_SECONDS", 60.0)
     channel = Channel()
     connection = connect(channel)
     connection.messages_received([CALL % number for number in range(5)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -71,7 +72,8 @@ def boxes(packages: Path, tmp_path: Path) -> Iterator[Callable[[str], Sandboxes]
 
 def tried(name: str, state: Path) -> ProbeResult:
     """The result of the daemon's trials."""
-    return probe_backend(name, entry_points.load(name), str(state), timeout=1)
+    seconds = 1 if name == "HangingLater" else proof.TIMEOUT
+    return probe_backend(name, entry_points.load(name), str(state), timeout=seconds)
 
 
 def open_descriptors() -> set[str]:
@@ -317,3 +319,25 @@ def test_folders_of_a_dead_daemon_are_removed_unless_their_launcher_runs(state: 
     assert sorted(os.listdir(state)) == sorted(["other", os.path.basename(running.path)])
     running.release()
     assert os.listdir(state) == ["other"]
+
+
+SWEEPER = """
+import sys
+from execserver.sandbox.entry_points import sweep
+print("begins", flush=True)
+while True:
+    sweep(sys.argv[1])
+"""
+
+
+def test_a_folder_is_kept_while_other_daemons_sweep(state: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", SWEEPER, state], stdout=subprocess.PIPE) as sweeper:
+        assert sweeper.stdout is not None
+        sweeper.stdout.readline()
+        try:
+            for _ in range(300):
+                folder = entry_points.SandboxFolder(str(state))
+                (Path(folder.path) / "config").write_text("x")
+                folder.release()
+        finally:
+            sweeper.kill()
