@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from msgspec.structs import replace
 
@@ -50,27 +51,37 @@ class SearchHandlers:
         self._tag = tag
         self._path = path
         self._launcher: SearchLauncher | None = None
+        self._requests: WeakSet[_PageRequest] = WeakSet()
+        """Those that are being served: their searches may not be open yet."""
 
     def table(self) -> Handlers:
         """Method name → handler."""
         return {"fs/search": self.search, "fs/glob": self.glob, "fs/endSearch": self.end}
 
-    async def search(self, caller: Caller, params: SearchParams) -> Encoded:
+    def search(self, caller: Caller, params: SearchParams) -> Awaitable[Encoded]:
         """Answer with a page of matches."""
         # Equal limits, since those of pages may differ.
         request = replace(params, max_matches=1, max_bytes=1, time_ms=1, cursor=None, search_id=None)
-        return await self._page(caller, params, request, params.max_matches)
+        return self._page(caller, params, request, params.max_matches, self._asked(caller, params))
 
-    async def glob(self, caller: Caller, params: GlobParams) -> Encoded:
+    def glob(self, caller: Caller, params: GlobParams) -> Awaitable[Encoded]:
         """Answer with a page of files."""
         request = replace(params, max_files=1, max_bytes=1, time_ms=1, cursor=None, search_id=None)
-        return await self._page(caller, params, request, params.max_files)
+        return self._page(caller, params, request, params.max_files, self._asked(caller, params))
 
     def end(self, caller: Caller, params: EndSearchParams) -> Encoded:
         """End a search."""
+        for each in self._requests:
+            if (each.session_id, each.name) == (caller.session.id, params.search_id):
+                each.ended = True
         if caller.session.searches is not None:
             caller.session.searches.end(params.search_id)
         return _NOTHING
+
+    def _asked(self, caller: Caller, params: SearchParams | GlobParams) -> _PageRequest:
+        asked = _PageRequest(caller.session.id, params.search_id)
+        self._requests.add(asked)
+        return asked
 
     async def _page(
         self,
@@ -78,6 +89,7 @@ class SearchHandlers:
         params: SearchParams | GlobParams,
         request: SearchParams | GlobParams,
         found: int,
+        asked: _PageRequest,
     ) -> Encoded:
         if self._launcher is None:
             await asyncio.to_thread(LOADER.load, _load)
@@ -88,6 +100,8 @@ class SearchHandlers:
         if known is None:
             search, number = await self._begin(caller, params, request), 0
             searches.add(search)
+            if asked.ended:
+                searches.end(params.search_id)
         else:
             search, number = known
         await caller.wait_to_reply()
@@ -131,6 +145,15 @@ class SearchHandlers:
             if session.ending is not None:
                 session.searches.close()
         return session.searches
+
+
+class _PageRequest:
+    """A request for a page, and whether `fs/endSearch` came after it."""
+
+    def __init__(self, session_id: str, name: str | None) -> None:
+        self.session_id = session_id
+        self.name = name
+        self.ended = False
 
 
 def _load() -> None:

@@ -64,6 +64,9 @@ class PendingRequest(msgspec.Struct, eq=False):
     ticket: Ticket | None = None
     holds_slot: bool = False
     started: bool = False
+    """Whether its handler was called, or will never be."""
+    at_work: bool = False
+    """Whether what the handler returned has begun to run, in a task."""
 
 
 class Work(Protocol):
@@ -155,11 +158,11 @@ class Scheduler:
         self._run(pending, work)
 
     def cancel_start(self, process_id: str) -> PendingRequest | None:
-        """Remove a `process/start` or `port/open` that still waits from the queue. The caller answers it and
-        then calls `finish`.
+        """Remove a `process/start` or `port/open` that has not begun to work, as it waits, or came a moment
+        ago. The caller answers it and then calls `finish`.
         """
         for pending in self.unfinished:
-            if pending.method.name not in ("process/start", "port/open") or pending.started:
+            if pending.method.name not in ("process/start", "port/open") or pending.at_work:
                 continue
             params: Any = pending.params
             if params.process_id == process_id:
@@ -257,6 +260,9 @@ class Scheduler:
         task.add_done_callback(lambda _: _discard(work))
 
     async def _complete(self, pending: PendingRequest, work: Awaitable[Any], *, counted: bool) -> None:
+        if pending not in self.unfinished:
+            return  # cancelled before this first step
+        pending.at_work = True
         try:
             result = await work
             if isinstance(result, StreamedResult):

@@ -279,6 +279,8 @@ class Searches:
         Raises:
             RpcError: as for `Search.page`.
         """
+        if search.error is not None:
+            raise search.error
         self._open.remove(search)
         self._open.append(search)
         if search.expiry is not None:
@@ -300,7 +302,7 @@ class Searches:
                 search.expiry = loop.call_later(IDLE_SECONDS, self._end, search, unknown_cursor())
         return page
 
-    def end(self, name: str) -> None:
+    def end(self, name: str | None) -> None:
         """End the search of this name, if it is open."""
         for search in [each for each in self._open if each.name == name]:
             self._end(search, _ended("`fs/endSearch` was called"))

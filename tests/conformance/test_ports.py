@@ -418,6 +418,11 @@ def test_a_terminate_cancels_an_open_and_ends_a_stream(client: Client) -> None:
     assert client.failure(number).message == "the start of process s was cancelled"
     assert time.monotonic() - began < 5, "the listener would not have accepted it for ten seconds"
     _, port = listen(client)
+    at_once, ended = client.pipeline(
+        ("port/open", {"processId": "s", "port": port}), ("process/terminate", {"processId": "s"})
+    )
+    assert client.result(ended) == {"running": True}
+    assert client.failure(at_once).message == "the start of process s was cancelled"
     stream = open_port(client, port, "s")
     stream.terminate()
     assert stream.wait_closed().exit_code == 128 + signal.SIGKILL

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.endpoint import Endpoint
-from tests.sandbox.profiles import context, glob, restricted, special
+from tests.sandbox.profiles import READ_ONLY, context, glob, restricted, special
 from tests.support.wire import Client, Json, ReplyError, at_most, decode, encode, path_uri
 
 STATUS: tuple[str, Json] = ("environment/status", None)
@@ -269,11 +269,18 @@ def test_watches_are_set_in_order(client: Client, here: Path) -> None:
 
 
 @pytest.mark.statement("S17")
-def test_terminate_behind_a_start(client: Client) -> None:
+@pytest.mark.parametrize("how", ["alone", "in a sandbox", "with a snapshot"])
+def test_terminate_behind_a_start(client: Client, here: Path, how: str) -> None:
+    members: Json = {}
+    if how == "in a sandbox":
+        members = {"sandbox": context(READ_ONLY, cwd=here)}
+    elif how == "with a snapshot":
+        members = {"shellSnapshot": {"scopeId": "s", "shell": {"name": "bash", "path": "/bin/bash"}}}
+    command = ["/bin/bash", "-lc", "exec sleep 60"] if how == "with a snapshot" else ["/bin/sleep", "60"]
     for attempt in range(ROUNDS):
         name = f"cancel{attempt}"
         started, ended = client.pipeline(
-            ("process/start", client.start_params(["/bin/sleep", "60"], processId=name)),
+            ("process/start", client.start_params(command, processId=name, **members)),
             ("process/terminate", {"processId": name}),
         )
         assert client.result(ended) == {"running": True}

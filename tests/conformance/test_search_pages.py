@@ -274,6 +274,25 @@ def test_a_search_is_ended_by_its_name(endpoint: Endpoint, endless: Path, sandbo
 
 
 @pytest.mark.transports("unix")
+@pytest.mark.statement("Z17")
+@pytest.mark.parametrize("sandbox", [None, context(READ_ONLY)])
+def test_a_search_that_is_only_beginning_is_ended_by_its_name(
+    endpoint: Endpoint, endless: Path, sandbox: Json
+) -> None:
+    private = endpoint.private()
+    client = private.connect()
+    end = ("fs/endSearch", {"searchId": "s"})
+    number, _ = client.pipeline(("fs/search", request(endless, searchId="s", sandbox=sandbox)), end)
+    assert client.failure(number).code == -32600
+    for milliseconds in range(20):
+        number = client.request("fs/search", request(endless, searchId="s", sandbox=sandbox))
+        time.sleep(milliseconds / 1000)
+        assert client.call(*end) == {}
+        assert client.failure(number).code == -32600
+    wait_for_programs(private.server.pid, 0)
+
+
+@pytest.mark.transports("unix")
 @pytest.mark.statement("Z18")
 @pytest.mark.parametrize("sandbox", [None, context(READ_ONLY)])
 @pytest.mark.parametrize("method", ["fs/search", "fs/glob"])

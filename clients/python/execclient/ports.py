@@ -25,6 +25,7 @@ import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -222,9 +223,17 @@ class Forward:
             self._server.close()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is not None and not self._server.is_serving():
+            _reset(writer)  # it was accepted just before the end
+            return
         task = asyncio.create_task(self._serve(reader, writer))
         self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        task.add_done_callback(partial(self._served, writer))
+
+    def _served(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+        self._connections.discard(task)
+        if not writer.is_closing():  # also where the task was cancelled before its first step
+            _reset(writer)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -235,9 +244,6 @@ class Forward:
             await self._report(error)
         except OSError:
             pass  # the local program has reset its connection
-        finally:
-            if not writer.is_closing():
-                _reset(writer)
 
     async def _report(self, error: ExecServerError) -> None:
         if self._on_error is None:

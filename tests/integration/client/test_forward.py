@@ -7,7 +7,7 @@ import hashlib
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -333,21 +333,34 @@ async def test_the_local_port_is_closed_at_the_end_of_the_block_and_of_the_sessi
             await asyncio.open_connection("127.0.0.1", forwarded.port)
 
 
-async def test_no_stream_is_left_after_the_block(executor: Executor, served: tuple[Process, int]) -> None:
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 20, 50])
+async def test_no_stream_and_no_connection_is_left_after_the_block(
+    executor: Executor, served: tuple[Process, int], turns: int
+) -> None:
+    """The end comes so many turns of the loop after the connections: before they are accepted, while their
+    streams are opened, and later.
+    """
+    connections = []
     async with executor.forward(served[1], local_port=0) as forwarded:
-        writers = [(await asyncio.open_connection("127.0.0.1", forwarded.port))[1] for _ in range(3)]
-        for writer in writers:
+        for _ in range(3):
+            connections.append(await asyncio.open_connection("127.0.0.1", forwarded.port))
+        for _, writer in connections:
             writer.write(b"drip\n")
-        await until(lambda: forwarded.connections == 3)
+        for _ in range(turns):
+            await asyncio.sleep(0.0005)
 
     async def only_the_listener_runs() -> bool:
         return [each.process_id for each in await executor.processes() if each.state == "running"] == [
             served[0].id
         ]
 
-    await until(only_the_listener_runs)
-    for writer in writers:
+    for reader, writer in connections:
+        with suppress(ConnectionError):
+            async with asyncio.timeout(PATIENCE):
+                await reader.read()
         writer.close()
+    await asyncio.sleep(0.3)  # a stream that is opened all the same is there by then
+    await until(only_the_listener_runs)
 
 
 @pytest.mark.parametrize(
