@@ -99,9 +99,7 @@ class SearchHandlers:
         known = searches.find(params.cursor, params.search_id, request)
         if known is None:
             search, number = await self._begin(caller, params, request), 0
-            searches.add(search)
-            if asked.ended:
-                searches.end(params.search_id)
+            searches.add(search, ended=asked.ended)
         else:
             search, number = known
         await caller.wait_to_reply()

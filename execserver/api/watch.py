@@ -87,6 +87,8 @@ class WatchHandlers:
             if self._starter is None:
                 self._starter = WatchStarter(self._launcher, self._mounts)
             session.watches = SessionWatches(self._starter, session.push)
+            if session.ending is not None:
+                session.watches.close()
         return session.watches
 
 

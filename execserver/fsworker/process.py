@@ -181,8 +181,8 @@ def _send_whole(connection: socket.socket, data: bytes) -> None:
 def kill_program(pid: int, pidfd: int) -> None:
     """Kill the process of `spawn_program` and its process group; no error if it has ended.
 
-    Bubblewrap's inner process waits for the outer one before it asks to end with it: if only the outer one is
-    killed before that, the inner one would wait forever.
+    Bubblewrap's inner process asks to end with the outer one only after its preparations: if only the outer
+    one were killed before that, the inner one would wait forever, or run the command.
 
     Args:
         pid: its process id. If it is reaped, the number may be that of another process, and is not used.

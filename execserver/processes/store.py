@@ -114,6 +114,8 @@ class ProcessStore:
         reservation = self._reserved.get(process_id)
         if reservation is None or reservation.cancelled:
             return False
+        if reservation.on_cancel is None and process_id in self._processes:
+            return False  # it has happened, and is about to be answered
         reservation.cancelled = True
         if reservation.on_cancel is not None:
             reservation.on_cancel()

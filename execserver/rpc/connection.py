@@ -27,6 +27,7 @@ from execprotocol.errors import (
     MethodNotFound,
     RpcError,
     file_error,
+    search_ended,
     start_cancelled,
 )
 from execprotocol.methods import METHODS, Method
@@ -54,6 +55,9 @@ log = Logger()
 
 MAX_QUOTED_CHARACTERS = 200
 """How much of the name of an unknown method is quoted: it may be megabytes long."""
+
+_TAKE_BACK = frozenset({"process/terminate", "fs/endSearch"})
+"""Requests that end what earlier ones make, without waiting for them."""
 
 T = TypeVar("T", bound=Closable)
 
@@ -311,7 +315,7 @@ class Connection:
             params = decode_params(method, arguments)
             if not self._ready or method.family is None:
                 self._check_handshake(method)
-            if name == "process/terminate" and self._cancels_start(params):
+            if name in _TAKE_BACK and self._takes_back(name, params):
                 result: Any = {"running": True}
             elif method.family is not None and self._schedule.must_wait(name, params):
                 self._schedule.enqueue(PendingRequest(target, method, params, size, began, trace))
@@ -340,17 +344,27 @@ class Connection:
         else:
             raise InvalidRequest(f"client must send initialized before using {method.family} methods")
 
-    def _cancels_start(self, params: Any) -> bool:
-        """Cancel a start that still waits, for `process/terminate`; whether it meant no other process."""
+    def _takes_back(self, name: str, params: Any) -> bool:
+        """Cancel what a `process/terminate` or `fs/endSearch` ends and what has not begun; whether it meant
+        nothing else.
+        """
+        if name == "fs/endSearch":
+            taken = self._schedule.take_back(("fs/search", "fs/glob"), "search_id", params.search_id)
+            self._answer_taken(taken, search_ended())
+            return False
         if params.session_id is not None and (self._session is None or params.session_id != self._session.id):
             return False
-        pending = self._schedule.cancel_start(params.process_id)
-        if pending is None:
-            return False
-        self.failed(pending, start_cancelled(params.process_id))
-        self._schedule.finish(pending)
-        # A process of this name may run already; then it is meant, too.
-        return self._session is None or self._session.processes.find(params.process_id) is None
+        process_id = params.process_id
+        taken = self._schedule.take_back(("process/start", "port/open"), "process_id", process_id)
+        self._answer_taken(taken, start_cancelled(process_id))
+        # A process of this name may run already, or start just now; then it is meant, too.
+        return bool(taken) and (self._session is None or not self._session.processes.is_taken(process_id))
+
+    def _answer_taken(self, taken: Sequence[PendingRequest], error: RpcError) -> None:
+        for pending in taken:
+            self.failed(pending, error)
+        for pending in taken:  # others may begin
+            self._schedule.finish(pending)
 
     # -- called by the schedule (rpc/scheduler.py: Work)
 

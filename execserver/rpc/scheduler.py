@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -157,20 +157,27 @@ class Scheduler:
         self._enter_order(pending)
         self._run(pending, work)
 
-    def cancel_start(self, process_id: str) -> PendingRequest | None:
-        """Remove a `process/start` or `port/open` that has not begun to work, as it waits, or came a moment
-        ago. The caller answers it and then calls `finish`.
+    def take_back(self, methods: Collection[str], member: str, name: str) -> list[PendingRequest]:
+        """Take back requests that have not begun to work: they wait, or came in this turn of the loop. The
+        caller answers them, and then calls `finish` for each.
+
+        Args:
+            methods: of the requests.
+            member: the parameter that names what they make.
+            name: its value.
         """
-        for pending in self.unfinished:
-            if pending.method.name not in ("process/start", "port/open") or pending.at_work:
-                continue
-            params: Any = pending.params
-            if params.process_id == process_id:
-                pending.started = True
-                if pending in self._waiting_for_slot:
-                    self._waiting_for_slot.remove(pending)
-                return pending
-        return None
+        taken = [
+            pending
+            for pending in self.unfinished
+            if pending.method.name in methods
+            and not pending.at_work
+            and getattr(pending.params, member) == name
+        ]
+        for pending in taken:
+            pending.started = True
+            if pending in self._waiting_for_slot:
+                self._waiting_for_slot.remove(pending)
+        return taken
 
     def step(self) -> bool:
         """Run one request that has become possible; False if there is none."""
@@ -261,7 +268,7 @@ class Scheduler:
 
     async def _complete(self, pending: PendingRequest, work: Awaitable[Any], *, counted: bool) -> None:
         if pending not in self.unfinished:
-            return  # cancelled before this first step
+            return  # taken back before this first step
         pending.at_work = True
         try:
             result = await work
@@ -297,7 +304,7 @@ class Scheduler:
         ticket, pending.ticket = pending.ticket, None
         del self._by_ticket[ticket]
         for ready in self.order.finish(ticket):
-            # A cancelled start no longer has a ticket.
+            # A request that was taken back no longer has a ticket.
             if ready in self._by_ticket:
                 self._runnable.append(self._by_ticket[ready])
 

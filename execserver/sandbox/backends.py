@@ -179,7 +179,9 @@ class Bubblewrap(SandboxBackend):
                 opened += gate
                 gate.append(os.dup(gate[1]))
                 opened.append(gate[2])
-            new_session = namespaces or not command.tty
+            # A program of the daemon has a session already. The group of its launcher must have all of its
+            # processes: bubblewrap asks to end with its parent only after it has begun the new session.
+            new_session = not sandbox.dies_with_parent and (namespaces or not command.tty)
             line = self._command_line(command, sandbox)
             inside = bubblewrap.SandboxedCommand(
                 line, command.cwd, command.environment, new_session, sandbox.dies_with_parent

@@ -22,7 +22,7 @@ from time import perf_counter
 
 import msgspec
 
-from execprotocol.errors import InternalError, InvalidRequest, RpcError
+from execprotocol.errors import InternalError, InvalidRequest, RpcError, search_ended
 from execprotocol.limits import MAX_OPEN_SEARCHES
 from execserver.search.pages import GlobPages, PageLimits, SearchPages
 from execserver.search.program import SearchProgram
@@ -237,19 +237,25 @@ class Searches:
         """The one that was used longest ago first."""
         self._closed = False
 
-    def add(self, search: Search) -> None:
+    def add(self, search: Search, *, ended: bool) -> None:
         """Open a search; another one may end.
 
+        Args:
+            search: whose program has begun.
+            ended: whether it was ended before.
+
         Raises:
-            InvalidRequest: the session has ended, and the search with it.
+            InvalidRequest: it was, or the session has ended; the program is killed.
         """
-        if self._closed:
-            search.end(_ended("the session has ended"))
-            raise _ended("the session has ended")
+        if self._closed or ended:
+            error = search_ended("the session has ended") if self._closed else search_ended()
+            search.end(error)
+            raise error
         while len(self._open) >= MAX_OPEN_SEARCHES:
             other = min(self._open, key=lambda each: (each.requests > 0, not each.over))
-            self._end(other, _ended("the session has begun newer ones"))
+            self._end(other, search_ended("the session has begun newer ones"))
         self._open.append(search)
+        self._expire_later(search)
 
     def find(
         self, cursor: str | None, name: str | None, request: msgspec.Struct
@@ -298,22 +304,25 @@ class Searches:
             if search.error is not None or (search.over and number == 0 and search.name is None):
                 self._end(search, unknown_cursor())
             elif not search.requests:
-                loop = asyncio.get_running_loop()
-                search.expiry = loop.call_later(IDLE_SECONDS, self._end, search, unknown_cursor())
+                self._expire_later(search)
         return page
 
-    def end(self, name: str | None) -> None:
+    def end(self, name: str) -> None:
         """End the search of this name, if it is open."""
         for search in [each for each in self._open if each.name == name]:
-            self._end(search, _ended("`fs/endSearch` was called"))
+            self._end(search, search_ended())
 
     def close(self) -> list[asyncio.Future[int]]:
         """End all searches. The futures are done once their programs have ended."""
         self._closed = True
         searches = list(self._open)
         for search in searches:
-            self._end(search, _ended("the session has ended"))
+            self._end(search, search_ended("the session has ended"))
         return [search.program.ended for search in searches]
+
+    def _expire_later(self, search: Search) -> None:
+        loop = asyncio.get_running_loop()
+        search.expiry = loop.call_later(IDLE_SECONDS, self._end, search, unknown_cursor())
 
     def _end(self, search: Search, error: RpcError) -> None:
         with suppress(ValueError):
@@ -328,10 +337,6 @@ def unknown_cursor() -> InvalidRequest:
         name="unknown_cursor",
         field="cursor",
     )
-
-
-def _ended(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"the search was ended, because {reason}: search again", name="search_ended")
 
 
 def _require_same(request: msgspec.Struct, other: msgspec.Struct) -> None:

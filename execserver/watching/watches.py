@@ -108,15 +108,18 @@ class SessionWatches:
         self._starter = starter
         self._push = push
         self._entries: dict[str, _Entry] = {}
+        self._closed = False
 
     async def begin(self, params: WatchParams, policy: Policy | None) -> Watch:
         """Begin a watch, or attach to one.
 
         Raises:
-            InvalidRequest: the id is taken, or there are too many watches.
+            InvalidRequest: the id is taken, there are too many watches, or the session has ended.
             RpcError: see `WatchStarter.begin`.
             OSError: the system is out of resources.
         """
+        if self._closed:
+            raise InvalidRequest("the session has ended", name="stopping")
         name = params.watch_id
         entry = self._entries.get(name)
         if entry is not None:
@@ -168,7 +171,8 @@ class SessionWatches:
                 self._push(entry.watch)
 
     def close(self) -> list[asyncio.Future[None]]:
-        """End all watches. The futures are done when the programs have ended."""
+        """End all watches, and begin no other. The futures are done when the programs have ended."""
+        self._closed = True
         ended = [self.end(name) for name in list(self._entries)]
         return [each for each in ended if each is not None]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.endpoint import Endpoint
+from tests.limits.groups import needs_groups
 from tests.sandbox.profiles import READ_ONLY, context, glob, restricted, special
 from tests.support.wire import Client, Json, ReplyError, at_most, decode, encode, path_uri
 
@@ -287,6 +288,40 @@ def test_terminate_behind_a_start(client: Client, here: Path, how: str) -> None:
         reply = client.reply(started)
         if "result" in reply:
             assert client.process(name).wait_closed().exit_code == 137
+
+
+@needs_groups
+@pytest.mark.statement("S17")
+def test_terminate_at_any_moment_of_a_start_with_limits(endpoint: Endpoint) -> None:
+    extended = endpoint.connect(extensions=True)
+    for half_milliseconds in range(80):
+        name = f"p{half_milliseconds}"
+        params = extended.start_params(["/bin/sleep", "60"], processId=name, limits={"pids": 9})
+        started = extended.request("process/start", params)
+        time.sleep(half_milliseconds / 2000)
+        assert extended.process(name).terminate() == {"running": True}
+        if "result" in extended.reply(started):
+            extended.process(name).wait_closed()
+        running = [each for each in extended.call("process/list")["processes"] if each["state"] == "running"]
+        assert running == []
+
+
+@pytest.mark.statement("S17")
+@pytest.mark.parametrize("slots", [(), ("--concurrent-requests", "1"), ("--concurrent-requests", "2")])
+def test_terminate_behind_several_starts_of_a_name(
+    endpoint: Endpoint, here: Path, slots: tuple[str, ...]
+) -> None:
+    client = endpoint.private(*slots).connect(extensions=True)
+    members = {"processId": "p", "ifExists": "attach", "sandbox": context(READ_ONLY, cwd=here)}
+    start = ("process/start", client.start_params(["/bin/sleep", "60"], **members))
+    for _ in range(5):
+        numbers = client.pipeline(start, start, start, ("process/terminate", {"processId": "p"}))
+        assert client.result(numbers[-1]) == {"running": True}
+        replies = [client.reply(number) for number in numbers[:-1]]
+        if any("result" in reply for reply in replies):  # one at a time: the starts came before
+            client.process("p").wait_closed()
+            break
+        assert client.call("process/list")["processes"] == []
 
 
 # -- --concurrent-requests

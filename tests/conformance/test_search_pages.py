@@ -18,7 +18,7 @@ from tests.conformance.test_sessions import resume
 from tests.conformance.test_survive import kill_server
 from tests.sandbox.profiles import READ_ONLY, context
 from tests.support.servers import searching
-from tests.support.wire import PATIENCE, Client, Json, at_most, path_uri, wait_gone
+from tests.support.wire import PATIENCE, Client, Json, at_most, encode, path_uri, wait_gone
 
 FILES, LINES = 60, 40
 
@@ -47,6 +47,9 @@ def pages(client: Client, base: Path, **params: Json) -> Iterator[Json]:
         assert (cursor is None) == (page["truncated"] is None)
         if cursor is None:
             return
+
+
+ENDED = "the search was ended, because `fs/endSearch` was called"
 
 
 def matches(page: Json) -> list[tuple[str, int]]:
@@ -281,14 +284,21 @@ def test_a_search_that_is_only_beginning_is_ended_by_its_name(
 ) -> None:
     private = endpoint.private()
     client = private.connect()
+    search = ("fs/search", request(endless, searchId="s", sandbox=sandbox))
+    behind = ("fs/writeFile", {"path": search[1]["path"] + "/new", "dataBase64": encode(bytes(3 << 20))})
+    again = ("fs/search", request(endless, searchId="s", sandbox=sandbox, timeMs=100))
     end = ("fs/endSearch", {"searchId": "s"})
-    number, _ = client.pipeline(("fs/search", request(endless, searchId="s", sandbox=sandbox)), end)
-    assert client.failure(number).code == -32600
+    first, _, last = client.pipeline(search, end, again)
+    assert ENDED in client.failure(first).message
+    assert client.result(last)["truncated"] == "time"
+    client.call(*end)
+    _, waiting, _ = client.pipeline(behind, search, end)
+    assert ENDED in client.failure(waiting).message
     for milliseconds in range(20):
-        number = client.request("fs/search", request(endless, searchId="s", sandbox=sandbox))
+        number = client.request(*search)
         time.sleep(milliseconds / 1000)
         assert client.call(*end) == {}
-        assert client.failure(number).code == -32600
+        assert ENDED in client.failure(number).message
     wait_for_programs(private.server.pid, 0)
 
 

@@ -238,6 +238,19 @@ def test_a_start_behind_it_is_refused(client: Client, left: Left) -> None:
     assert not left.pids
 
 
+@pytest.mark.statement("H52")
+@pytest.mark.parametrize("before", [False, True])
+def test_a_watch_behind_it_is_refused(client: Client, here: Path, before: bool) -> None:
+    watch = {"path": path_uri(here), "sandbox": None}
+    if before:
+        client.call("fs/watch", {**watch, "watchId": "first"})
+    client.start("/bin/sleep", "300")  # so that the end takes a moment
+    ending, watching = client.pipeline(("session/end", {}), ("fs/watch", {**watch, "watchId": "second"}))
+    refusal = client.failure(watching)
+    assert (refusal.code, refusal.message) == (-32600, "the session has ended")
+    assert client.result(ending) == {}
+
+
 @pytest.mark.statement("H53", "H52")
 def test_what_was_asked_before_is_answered(client: Client, here: Path) -> None:
     client.start("/bin/sleep", "300")

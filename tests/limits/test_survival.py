@@ -188,12 +188,13 @@ while True:
 def test_a_group_is_kept_while_other_daemons_sweep() -> None:
     with subprocess.Popen([sys.executable, "-c", SWEEPER], stdout=subprocess.PIPE) as sweeper:
         assert sweeper.stdout is not None
-        sweeper.stdout.readline()
+        assert sweeper.stdout.readline() == b"begins\n"
         try:
             for _ in range(100):
                 leaves = Leaves(new_instance(), lambda: ())
                 leaves.make(1, ResourceLimits(memory_bytes=64 * MIB, pids=9), 0)
                 leaves.close()
+            assert sweeper.poll() is None
         finally:
             sweeper.kill()
 

@@ -414,6 +414,7 @@ _OF_METHOD: dict[str, tuple[str, ...]] = {
         "WatchExists",
         "WatchDiffers",
         "TooManyWatches",
+        "Stopping",
         "WatchLimit",
         "TooManyEntries",
         *_SYSTEM,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl as tls
-from collections.abc import Container, Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Never
@@ -295,7 +295,8 @@ class Executor(PortMethods):
         Args:
             process_ids: the names of the processes; others are left alone.
         """
-        await self._session.kill_trees(process_ids.__contains__)
+        named = process_ids if isinstance(process_ids, Collection) else ()
+        await self._session.kill_trees(process_ids.__contains__, named)
 
     def watch(
         self,

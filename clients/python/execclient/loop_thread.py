@@ -11,8 +11,9 @@ Rules kept in this file:
    it.
 5. The child of a fork has the objects without the thread. In the child all of them are closed, and closing
    them does nothing: the connections belong to the parent.
-6. Calling threads destroy no task. At the end of a task Python runs a function of asyncio's weak set of
-   tasks, and an interruption that comes within it is printed and lost.
+6. Calling threads keep no task. When one is destroyed, Python runs a function of asyncio's weak set of tasks,
+   and an interruption that comes within it is printed and lost. Tasks that the traceback of an error holds
+   are destroyed with the garbage, by the thread that collects it.
 
 This module knows neither sessions nor processes.
 """

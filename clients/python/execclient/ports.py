@@ -200,6 +200,7 @@ class Forward:
             listener = _bound(0)
             assert listener is not None
         self._port = listener.getsockname()[1]
+        self._server = None  # not that of an earlier block
         self._server = await asyncio.start_server(
             self._accept, sock=listener, limit=READ_BYTES, backlog=BACKLOG
         )
@@ -337,11 +338,12 @@ class Tunnel:
                 await cancel({sending})
                 await self._end_locally()
         finally:
-            pacing = () if self._pacing is None else (self._pacing,)
-            await cancel((sending, receiving, losing, *pacing))
+            # First what may not be left out: the wait may be cancelled.
             if not inbox.closed:
                 self._route.session.terminate_soon(inbox.id)
             self._route.session.inboxes.forget(inbox)
+            pacing = () if self._pacing is None else (self._pacing,)
+            await cancel((sending, receiving, losing, *pacing))
 
     async def _open(self) -> Process:
         """The stream, which is connected."""
@@ -454,6 +456,8 @@ class PortEvents:
             await self._list()
         except BaseException:
             del watches[LISTENING]
+            # It may have begun all the same.
+            self._session.soon(partial(self._session.call, "port/list", {"watch": False}))
             raise
         return self
 

@@ -109,22 +109,24 @@ class Starter:
             session.add(inbox)
         if not known:  # else the questions are those of another process of this id
             session.network.serve_own(inbox.id, options.network)
+        started = False
         try:
             result, repeated = await self._call(params, repeatable=repeatable, new_id=options.new_id)
+            inbox.started = started = True
+            if repeated:
+                # It may have missed events of the first start.
+                session.inboxes.forget(inbox, returns=True)
+            if attach or repeated:
+                await session.attach(inbox)
         except BaseException as error:
             session.inboxes.forget(inbox)
             if not known:
                 session.network.release(inbox.id)
             # The process may run all the same. But the id may also be that of an earlier process.
-            if not (known or attach or isinstance(error, CallFailed | SessionLost | ExecutorClosed)):
+            failed = isinstance(error, SessionLost | ExecutorClosed | CallFailed) and not started
+            if not (known or attach or failed):
                 session.terminate_soon(inbox.id)
             raise
-        inbox.started = True
-        if repeated:
-            # It may have missed events of the first start.
-            session.inboxes.forget(inbox, returns=True)
-        if attach or repeated:
-            await session.attach(inbox)
         session.network.serve_own(inbox.id, options.network)
         if deadlines is not None:
             deadlines.begin()

@@ -115,7 +115,11 @@ class RemoteFile:
         self._handle = handle
         self._recoveries = self._session.recoveries
         if self._mode == "read":
-            await self._check_identity()
+            try:
+                await self._check_identity()
+            except BaseException:
+                await self.close()
+                raise
 
     async def blocks(self, offset: int = 0, end: int | None = None) -> AsyncGenerator[bytes, None]:
         """The content, up to the size at the open, or to the end if the file reports no size.

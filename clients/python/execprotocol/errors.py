@@ -145,6 +145,11 @@ def start_cancelled(process_id: str) -> InvalidRequest:
     return InvalidRequest(f"the start of process {process_id} was cancelled", name="start_cancelled")
 
 
+def search_ended(reason: str = "`fs/endSearch` was called") -> InvalidRequest:
+    """For a page of a search that was ended."""
+    return InvalidRequest(f"the search was ended, because {reason}: search again", name="search_ended")
+
+
 def start_differs(process_id: str, parameter: str) -> InvalidRequest:
     """For a start with `attach` whose parameters differ from those of the running process."""
     return InvalidRequest(

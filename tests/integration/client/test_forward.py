@@ -87,6 +87,17 @@ async def until(wanted: Callable[[], Any]) -> None:
             await asyncio.sleep(0.02)
 
 
+async def until_only_runs(executor: Executor, process: Process) -> None:
+    """Wait until nothing else runs, after what is opened all the same is there."""
+    await asyncio.sleep(0.3)
+
+    async def only_this() -> bool:
+        running = [each.process_id for each in await executor.processes() if each.state == "running"]
+        return running == [process.id]
+
+    await until(only_this)
+
+
 # -- which ports there are
 
 
@@ -333,34 +344,46 @@ async def test_the_local_port_is_closed_at_the_end_of_the_block_and_of_the_sessi
             await asyncio.open_connection("127.0.0.1", forwarded.port)
 
 
-@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 20, 50])
+@pytest.mark.parametrize("milliseconds", [0, 1, 2, 4, 10, 25])
 async def test_no_stream_and_no_connection_is_left_after_the_block(
-    executor: Executor, served: tuple[Process, int], turns: int
+    executor: Executor, served: tuple[Process, int], milliseconds: int
 ) -> None:
-    """The end comes so many turns of the loop after the connections: before they are accepted, while their
-    streams are opened, and later.
-    """
+    """The end comes so long after the connections: before they are accepted, or while streams are opened."""
     connections = []
     async with executor.forward(served[1], local_port=0) as forwarded:
         for _ in range(3):
             connections.append(await asyncio.open_connection("127.0.0.1", forwarded.port))
         for _, writer in connections:
             writer.write(b"drip\n")
-        for _ in range(turns):
-            await asyncio.sleep(0.0005)
-
-    async def only_the_listener_runs() -> bool:
-        return [each.process_id for each in await executor.processes() if each.state == "running"] == [
-            served[0].id
-        ]
+        if milliseconds:
+            await asyncio.sleep(milliseconds / 1000)
 
     for reader, writer in connections:
         with suppress(ConnectionError):
             async with asyncio.timeout(PATIENCE):
                 await reader.read()
         writer.close()
-    await asyncio.sleep(0.3)  # a stream that is opened all the same is there by then
-    await until(only_the_listener_runs)
+    await until_only_runs(executor, served[0])
+
+
+async def test_no_stream_is_left_if_the_end_is_cancelled(
+    executor: Executor, served: tuple[Process, int]
+) -> None:
+    for turns in range(4):
+        forward = executor.forward(served[1], local_port=0)
+        await forward.__aenter__()
+        assert await ask(forward, "echo", b"x") == b"xbye"
+        _, writer = await asyncio.open_connection("127.0.0.1", forward.port)
+        writer.write(b"drip\n")
+        await asyncio.sleep(0.3)
+        closing = asyncio.create_task(forward.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await forward.close()
+        writer.close()
+    await until_only_runs(executor, served[0])
 
 
 @pytest.mark.parametrize(

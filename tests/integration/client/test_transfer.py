@@ -8,6 +8,7 @@ import io
 import os
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from execclient import (
     WalkIncomplete,
     connect,
 )
+from tests.support.servers import open_files
+from tests.support.wire import PATIENCE
 
 MIB = 1 << 20
 
@@ -334,12 +337,18 @@ async def test_what_cannot_be_renamed_into_place_is_not_begun(executor: Executor
 async def test_a_transfer_that_is_cancelled_as_it_begins_leaves_nothing(
     executor: Executor, tmp_path: Path, here: Path
 ) -> None:
-    (tmp_path / "file").write_bytes(b"x")
-    for _ in range(50):
+    server = (await executor.call("server/health", {}))["pid"]
+    (tmp_path / "file").write_bytes(b"x" * MIB)
+    for number in range(80):
         task = asyncio.create_task(executor.fs.download("file", here / "copy"))
-        await asyncio.sleep(0)  # its part file is being made
+        # Its part file is being made, its file opened, its metadata asked for, its first block read, …
+        await asyncio.sleep(number * 0.0001)
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
+        with suppress(asyncio.CancelledError):
             await task
+            (here / "copy").unlink()
 
     assert os.listdir(here) == []
+    async with asyncio.timeout(PATIENCE):
+        while str(tmp_path / "file") in open_files(server):
+            await asyncio.sleep(0.02)

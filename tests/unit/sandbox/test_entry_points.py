@@ -333,11 +333,12 @@ while True:
 def test_a_folder_is_kept_while_other_daemons_sweep(state: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", SWEEPER, state], stdout=subprocess.PIPE) as sweeper:
         assert sweeper.stdout is not None
-        sweeper.stdout.readline()
+        assert sweeper.stdout.readline() == b"begins\n"
         try:
             for _ in range(300):
                 folder = entry_points.SandboxFolder(str(state))
                 (Path(folder.path) / "config").write_text("x")
                 folder.release()
+            assert sweeper.poll() is None
         finally:
             sweeper.kill()

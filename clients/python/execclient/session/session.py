@@ -337,14 +337,17 @@ class Session:
         killing = self.terminate_soon(inbox.id, scope, session_id=inbox.session_id)
         await asyncio.wait({killing}, timeout=KILL_SECONDS)
 
-    async def kill_trees(self, selects: Callable[[str], bool]) -> None:
-        """As `Executor.kill_trees`, for the process ids that `selects` returns True for."""
+    async def kill_trees(self, selects: Callable[[str], bool], named: Iterable[str] = ()) -> None:
+        """As `Executor.kill_trees`, for the process ids that `selects` returns True for, and for those that
+        are `named`: a process whose start is under way is not listed yet.
+        """
         own = set(self.inboxes.own_ids())
         if "process/list" in self.capabilities:
             with suppress(ExecServerError):
                 listed = await self.call("process/list", {}, limit=KILL_SECONDS)
                 own.update(entry["processId"] for entry in listed["processes"])
-        killing = {self.terminate_soon(process_id) for process_id in own if selects(process_id)}
+        ending = {*named, *filter(selects, own)}
+        killing = {self.terminate_soon(process_id) for process_id in ending}
         if killing:
             await asyncio.wait(killing, timeout=KILL_SECONDS)
 
