@@ -345,26 +345,17 @@ class Connection:
             raise InvalidRequest(f"client must send initialized before using {method.family} methods")
 
     def _takes_back(self, name: str, params: Any) -> bool:
-        """Cancel what a `process/terminate` or `fs/endSearch` ends and what has not begun; whether it meant
-        nothing else.
-        """
+        """Cancel what a request of `_TAKE_BACK` ends, if it has not begun; whether that is all it meant."""
         if name == "fs/endSearch":
-            taken = self._schedule.take_back(("fs/search", "fs/glob"), "search_id", params.search_id)
-            self._answer_taken(taken, search_ended())
+            searches = ("fs/search", "fs/glob")
+            self._schedule.take_back(searches, "search_id", params.search_id, search_ended())
             return False
-        if params.session_id is not None and (self._session is None or params.session_id != self._session.id):
+        if params.session_id not in (None, self.session.id):
             return False
-        process_id = params.process_id
-        taken = self._schedule.take_back(("process/start", "port/open"), "process_id", process_id)
-        self._answer_taken(taken, start_cancelled(process_id))
+        starts, name = ("process/start", "port/open"), params.process_id
+        taken = self._schedule.take_back(starts, "process_id", name, start_cancelled(name))
         # A process of this name may run already, or start just now; then it is meant, too.
-        return bool(taken) and (self._session is None or not self._session.processes.is_taken(process_id))
-
-    def _answer_taken(self, taken: Sequence[PendingRequest], error: RpcError) -> None:
-        for pending in taken:
-            self.failed(pending, error)
-        for pending in taken:  # others may begin
-            self._schedule.finish(pending)
+        return taken and not self.session.processes.is_taken(name)
 
     # -- called by the schedule (rpc/scheduler.py: Work)
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from execprotocol.errors import RpcError
 from execprotocol.methods import Method
 from execserver.rpc.flow_control import FlowControl
 from execserver.rpc.handlers import Encoded, StreamedResult
@@ -157,14 +158,18 @@ class Scheduler:
         self._enter_order(pending)
         self._run(pending, work)
 
-    def take_back(self, methods: Collection[str], member: str, name: str) -> list[PendingRequest]:
-        """Take back requests that have not begun to work: they wait, or came in this turn of the loop. The
-        caller answers them, and then calls `finish` for each.
+    def take_back(self, methods: Collection[str], member: str, name: str, error: RpcError) -> bool:
+        """Answer requests with an error that have not begun to work: they wait, or came in this turn of the
+        loop.
 
         Args:
             methods: of the requests.
             member: the parameter that names what they make.
             name: its value.
+            error: the answer.
+
+        Returns:
+            Whether there were any.
         """
         taken = [
             pending
@@ -177,7 +182,10 @@ class Scheduler:
             pending.started = True
             if pending in self._waiting_for_slot:
                 self._waiting_for_slot.remove(pending)
-        return taken
+            self._work.failed(pending, error)
+        for pending in taken:  # others may begin
+            self.finish(pending)
+        return bool(taken)
 
     def step(self) -> bool:
         """Run one request that has become possible; False if there is none."""

@@ -295,6 +295,7 @@ class Executor(PortMethods):
         Args:
             process_ids: the names of the processes; others are left alone.
         """
+        # A process whose start is under way is not listed yet.
         named = process_ids if isinstance(process_ids, Collection) else ()
         await self._session.kill_trees(process_ids.__contains__, named)
 

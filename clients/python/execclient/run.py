@@ -109,10 +109,9 @@ class Starter:
             session.add(inbox)
         if not known:  # else the questions are those of another process of this id
             session.network.serve_own(inbox.id, options.network)
-        started = False
         try:
             result, repeated = await self._call(params, repeatable=repeatable, new_id=options.new_id)
-            inbox.started = started = True
+            inbox.started = True
             if repeated:
                 # It may have missed events of the first start.
                 session.inboxes.forget(inbox, returns=True)
@@ -123,7 +122,7 @@ class Starter:
             if not known:
                 session.network.release(inbox.id)
             # The process may run all the same. But the id may also be that of an earlier process.
-            failed = isinstance(error, SessionLost | ExecutorClosed | CallFailed) and not started
+            failed = isinstance(error, SessionLost | ExecutorClosed | CallFailed) and not inbox.started
             if not (known or attach or failed):
                 session.terminate_soon(inbox.id)
             raise

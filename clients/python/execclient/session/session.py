@@ -338,16 +338,13 @@ class Session:
         await asyncio.wait({killing}, timeout=KILL_SECONDS)
 
     async def kill_trees(self, selects: Callable[[str], bool], named: Iterable[str] = ()) -> None:
-        """As `Executor.kill_trees`, for the process ids that `selects` returns True for, and for those that
-        are `named`: a process whose start is under way is not listed yet.
-        """
+        """As `Executor.kill_trees`, for the ids that `selects` takes, and the `named` ones, listed or not."""
         own = set(self.inboxes.own_ids())
         if "process/list" in self.capabilities:
             with suppress(ExecServerError):
                 listed = await self.call("process/list", {}, limit=KILL_SECONDS)
                 own.update(entry["processId"] for entry in listed["processes"])
-        ending = {*named, *filter(selects, own)}
-        killing = {self.terminate_soon(process_id) for process_id in ending}
+        killing = {self.terminate_soon(process_id) for process_id in {*named, *filter(selects, own)}}
         if killing:
             await asyncio.wait(killing, timeout=KILL_SECONDS)
 
