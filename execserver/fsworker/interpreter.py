@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from execserver.fsworker.bundle import COMMAND_TEXT
-from execserver.sandbox.thread_limits import TAGGED_SPAWN
+from execserver.sandbox.thread_limits import tagged_spawn
 
 _VERSION_SECONDS = 10
 
@@ -76,7 +76,7 @@ def version_output(program: str, environment: Mapping[str, str]) -> bytes:
         environment: all of its variables.
     """
     try:
-        with TAGGED_SPAWN:
+        with tagged_spawn(None):
             process = subprocess.Popen(
                 [program, "--version"],
                 env=environment,

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from execserver import descendants
+from execserver.fault_points import reach
 from execserver.fsworker.bundle import bundle
-from execserver.sandbox.thread_limits import spawn_limited
+from execserver.sandbox.thread_limits import spawn_limited, tagged_spawn
 
 _MAX_STDERR_BYTES = 4096
 
@@ -115,13 +115,12 @@ def spawn(
         stderr = os.memfd_create("fsworker")
         # The kernel's buffer holds all of it: there is no need to wait until the worker reads it.
         _send_whole(ours, bundle() if code is None else code)
-        if tag is not None:
-            descendants.set_own_tag(tag)
         # Opened here: the limits of the thread may forbid it.
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             standard = theirs.fileno(), null, stderr
-            pid = spawn_program(program or argv[0], argv, environment or {}, standard, inherit, limit)
+            with tagged_spawn(tag):
+                pid = spawn_program(program or argv[0], argv, environment or {}, standard, inherit, limit)
         finally:
             os.close(null)
         return WorkerProcess(pid, open_pidfd(pid), ours, stderr, on_release)
@@ -168,7 +167,9 @@ def spawn_program(
             *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in inherit),
         ],
     )
-    return start() if limit is None else spawn_limited(limit, start)
+    pid = start() if limit is None else spawn_limited(limit, start)
+    reach("program-spawned")
+    return pid
 
 
 def _send_whole(connection: socket.socket, data: bytes) -> None:

@@ -4,8 +4,8 @@ The loop's thread changes the directory and calls `os.posix_spawn`: no Python ru
 the parent's heap is not copied, and no other thread of the daemon uses a relative path. All descriptors of
 the daemon are close-on-exec.
 
-The ownership tag (`execserver.descendants`) is set on the daemon itself just before the spawn, so that the
-child has it from its first instruction.
+The ownership tag (`execserver.descendants`) and the descriptor limit are set on the daemon itself just before
+the spawn, so that the child has them from its first instruction.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ import pty
 import resource
 import signal
 import termios
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
 
-from execserver import descendants
 from execserver.fault_points import reach
 from execserver.launch_spec import LaunchSpec
 from execserver.sandbox import thread_limits
@@ -201,7 +199,7 @@ class Spawner:
 
         os.chdir(spec.cwd)
         try:
-            with _tagged(tag):
+            with thread_limits.tagged_spawn(tag):
                 self._limit_descriptors(self._nofile)
                 limit = None if spec.limit is None else partial(spec.limit, terminal)
                 reach("before-spawn")
@@ -238,23 +236,6 @@ class Spawner:
         """
         if self._nofile is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._hard if soft is None else soft, self._hard))
-
-
-@contextmanager
-def _tagged(tag: int | None) -> Iterator[None]:
-    """Have this ownership tag for a spawn, and the service's own after it.
-
-    Else a trial of a sandbox, which a thread starts, could belong to the process, and end with it.
-    """
-    with thread_limits.TAGGED_SPAWN:
-        if tag is None:
-            yield
-            return
-        descendants.set_own_tag(tag)
-        try:
-            yield
-        finally:
-            descendants.set_own_tag(descendants.service_tag(tag))
 
 
 def open_gate(gate: int) -> None:

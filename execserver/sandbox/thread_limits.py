@@ -21,8 +21,11 @@ import ctypes
 import gc
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
+
+from execserver import descendants
 
 T = TypeVar("T")
 
@@ -71,9 +74,29 @@ class _Attempt(Generic[T]):
         return self._results[0]
 
 
-TAGGED_SPAWN = threading.Lock()
-"""Held while the server has the ownership tag of a process for its spawn, or starts a program of its own in a
-thread, which would inherit that tag."""
+_tagged_spawn = threading.Lock()
+
+
+@contextmanager
+def tagged_spawn(tag: int | None) -> Iterator[None]:
+    """Have this ownership tag (`execserver.descendants`) for a spawn, and the service's own after it.
+
+    So the child has it from its first instruction: a server that dies just after the spawn leaves no process
+    that the next one cannot find.
+
+    Args:
+        tag: None for a program of the server itself that a thread starts. With the tag of the process that
+            another thread starts at that moment it would belong to that process, and end with it.
+    """
+    with _tagged_spawn:
+        if tag is None:
+            yield
+            return
+        descendants.set_own_tag(tag)
+        try:
+            yield
+        finally:
+            descendants.set_own_tag(descendants.service_tag(tag))
 
 
 def spawn_limited(limit: Callable[[], None], spawn: Callable[[], T]) -> T:

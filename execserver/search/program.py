@@ -28,6 +28,7 @@ from execserver.fsworker.process import kill_program, open_pidfd, spawn_program
 from execserver.launch_spec import LaunchSpec
 from execserver.sandbox.policy import Policy
 from execserver.sandbox.sandboxes import Sandboxes
+from execserver.sandbox.thread_limits import tagged_spawn
 
 OLDEST_VERSION = 13
 
@@ -95,14 +96,15 @@ class SearchLauncher:
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         output, messages = os.pipe(), os.pipe()
         try:
-            pid = spawn_program(
-                command.program,
-                command.arguments,
-                {},
-                (null, output[1], messages[1]),
-                command.passed,
-                without_terminal(command.limit),
-            )
+            with tagged_spawn(self._tag):
+                pid = spawn_program(
+                    command.program,
+                    command.arguments,
+                    {},
+                    (null, output[1], messages[1]),
+                    command.passed,
+                    without_terminal(command.limit),
+                )
             pidfd = open_pidfd(pid)
         except BaseException:
             os.close(output[0])
@@ -111,17 +113,9 @@ class SearchLauncher:
         finally:
             for fd in (null, output[1], messages[1]):
                 os.close(fd)
-        self._limit(pid)
-        return SearchProgram(pid, pidfd, output[0], messages[0], on_release)
-
-    def _limit(self, pid: int) -> None:
-        # At once after the start: a launcher passes both on to the command.
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):  # at once: a launcher passes it on to the command
             resource.prlimit(pid, resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-        if self._tag is not None:
-            with suppress(OSError, ValueError):
-                hard = resource.prlimit(pid, resource.RLIMIT_RTTIME)[1]
-                resource.prlimit(pid, resource.RLIMIT_RTTIME, (self._tag, hard))
+        return SearchProgram(pid, pidfd, output[0], messages[0], on_release)
 
 
 class SearchProgram:

@@ -11,9 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from execserver.fault_points import VARIABLE
 from tests.faults.service import Fifo, Serve, Service, Watched, eventually
+from tests.sandbox.profiles import READ_ONLY, context
+from tests.support.edits import wait_stopped
 from tests.support.wire import PATIENCE, Client, encode
 
 GONE_SECONDS = 2.0
@@ -60,6 +64,35 @@ def test_no_descendant_outlives_the_service(
     assert service.server_ended(within=GONE_SECONDS)
     assert service.process.wait(GONE_SECONDS) == status
     assert bystander()
+
+
+PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "search": ("fs/search", {"pattern": "absent", "searchId": "s"}),
+    "worker": ("fs/readDirectory", {}),
+    "watch": ("fs/watch", {"watchId": "w"}),
+}
+
+
+@pytest.mark.parametrize("sandbox", [None, context(READ_ONLY)], ids=["open", "sandbox"])
+@pytest.mark.parametrize("program", list(PROGRAMS))
+def test_a_program_that_has_just_begun_ends_with_its_server(
+    folder: Path, serve: Serve, watch: Watch, program: str, sandbox: Any
+) -> None:
+    if program == "worker" and sandbox is None:
+        pytest.skip("without a sandbox the server itself does it")
+    service = serve("unix", may_fail=True, env={VARIABLE: "program-spawned"})
+    (folder / "0").write_bytes(b"some other text in a line\n" * 800_000)
+    for number in range(1, 4000):
+        (folder / str(number)).hardlink_to(folder / "0")
+    method, params = PROGRAMS[program]
+    service.connect().request(method, {"path": folder.as_uri(), "sandbox": sandbox, **params})
+    wait_stopped(service)
+    begun = psutil.Process(service.server_pid).children(recursive=True)
+    assert begun
+    members = [watch(each.name(), each.pid) for each in begun]
+    service.signal_server(signal.SIGKILL)
+    service.wait_for_new_server()
+    assert survivors(members) == []
 
 
 @pytest.mark.over("stdio", "unix")

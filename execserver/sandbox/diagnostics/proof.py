@@ -29,7 +29,7 @@ from execserver.sandbox.backend import Sandbox, SandboxBackend, Sources
 from execserver.sandbox.diagnostics import inside_probe
 from execserver.sandbox.diagnostics.launch_failures import LaunchFailure
 from execserver.sandbox.state_folder import remove_old_folders
-from execserver.sandbox.thread_limits import TAGGED_SPAWN, spawn_limited
+from execserver.sandbox.thread_limits import spawn_limited, tagged_spawn
 from execserver.sandbox.view import Bind, Mask, View
 
 TIMEOUT = 10.0
@@ -315,7 +315,7 @@ def _spawn(launch: LaunchSpec, outputs: Sequence[int], without: Sequence[int]) -
             ],
         )
 
-    with TAGGED_SPAWN:
+    with tagged_spawn(None):
         return spawn() if launch.limit is None else spawn_limited(partial(launch.limit, None), spawn)
 
 
