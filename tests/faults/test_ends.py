@@ -92,7 +92,7 @@ def test_a_program_that_has_just_begun_ends_with_its_server(
     members = [watch(each.name(), each.pid) for each in begun]
     service.signal_server(signal.SIGKILL)
     service.wait_for_new_server()
-    assert survivors(members) == []
+    assert survivors(members, PATIENCE) == []
 
 
 @pytest.mark.over("stdio", "unix")
