@@ -19,6 +19,7 @@ from contextlib import suppress
 
 from execserver import inotify
 from execserver.sandbox import git_files
+from execserver.sandbox.mount_points.description import Folder
 from execserver.sandbox.policy import Access, Policy
 from execserver.telemetry.logs import Logger
 
@@ -29,7 +30,9 @@ _MASK = inotify.CREATE | inotify.MOVED_TO | inotify.ONLY_DIRECTORY
 
 
 def candidates(policy: Policy) -> list[str]:
-    """The writable folders of a policy that a command could turn into repositories, as the disk is now."""
+    """The writable folders of a policy that a command could turn into repositories, as the disk is now: for
+    a command of a server that did not store them.
+    """
     paths = [os.path.realpath(rule.path) for rule in policy.rules if rule.access is Access.WRITE]
     folders = [path for path in paths if os.path.isdir(path) and not os.path.lexists(f"{path}/HEAD")]
     return [folder for folder in folders if not git_files.is_found(f"{folder}/.git")]
@@ -48,14 +51,14 @@ class _WatchedRoot:
 class WatchedRoots:
     """Folders that are watched until `release`."""
 
-    def __init__(self, owner: BareRoots, roots: list[tuple[int, int]]) -> None:
+    def __init__(self, owner: BareRoots, folders: tuple[Folder, ...]) -> None:
         self._owner = owner
-        self._roots = roots
+        self.folders = folders
 
     def release(self) -> None:
         """Check the folders once more and stop watching them (idempotent, never raises)."""
-        roots, self._roots = self._roots, []
-        self._owner.release(roots)
+        folders, self.folders = self.folders, ()
+        self._owner.release(folders)
 
 
 class BareRoots:
@@ -75,22 +78,41 @@ class BareRoots:
         Raises:
             OSError: a folder cannot be opened.
         """
-        roots: list[tuple[int, int]] = []
+        folders: list[Folder] = []
         with self._lock:
             try:
                 for path in paths:
-                    roots.append(self._add(path))
+                    folders.append(self._add(path))
             except OSError:
-                self._drop(roots)
+                self._drop(folders)
                 raise
-        return WatchedRoots(self, roots)
+        return WatchedRoots(self, tuple(folders))
 
-    def release(self, roots: Sequence[tuple[int, int]]) -> None:
+    def watch_again(self, known: Sequence[Folder]) -> WatchedRoots:
+        """Watch the folders that a dead server watched, and undo what was done to them meanwhile. A folder
+        that is not at its path any more is not watched.
+        """
+        folders: list[Folder] = []
+        with self._lock:
+            for each in known:
+                try:
+                    found = self._add(each.path)
+                except OSError as error:
+                    log.warning("a workspace cannot be watched any more", reason=str(error))
+                    continue
+                if found == each:
+                    folders.append(found)
+                    _undo(self._roots[_key(found)].folder)
+                else:
+                    self._drop([found])
+        return WatchedRoots(self, tuple(folders))
+
+    def release(self, folders: Sequence[Folder]) -> None:
         """See `WatchedRoots.release`."""
         with self._lock:
-            for key in roots:
-                _undo(self._roots[key].folder)
-            self._drop(roots)
+            for each in folders:
+                _undo(self._roots[_key(each)].folder)
+            self._drop(folders)
 
     def close(self) -> None:
         """End the thread."""
@@ -99,10 +121,11 @@ class BareRoots:
                 os.close(self._wake)
                 self._wake = None
 
-    def _add(self, path: str) -> tuple[int, int]:
+    def _add(self, path: str) -> Folder:
         folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         status = os.fstat(folder)
-        key = status.st_dev, status.st_ino
+        added = Folder(path, status.st_dev, status.st_ino)
+        key = _key(added)
         root = self._roots.get(key)
         if root is None:
             root = self._roots[key] = _WatchedRoot(folder, self._watch(folder))
@@ -111,7 +134,7 @@ class BareRoots:
         else:
             os.close(folder)
         root.count += 1
-        return key
+        return added
 
     def _watch(self, folder: int) -> int | None:
         try:
@@ -150,8 +173,8 @@ class BareRoots:
         os.close(wake)
         os.close(number)
 
-    def _drop(self, roots: Sequence[tuple[int, int]]) -> None:
-        for key in roots:
+    def _drop(self, folders: Sequence[Folder]) -> None:
+        for key in map(_key, folders):
             root = self._roots[key]
             root.count -= 1
             if not root.count:
@@ -160,6 +183,10 @@ class BareRoots:
                     del self._by_watch[root.watch]
                     inotify.remove_watch(self._inotify, root.watch)
                 os.close(root.folder)
+
+
+def _key(folder: Folder) -> tuple[int, int]:
+    return folder.device, folder.inode
 
 
 def _undo(folder: int) -> None:

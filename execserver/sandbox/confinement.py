@@ -88,12 +88,11 @@ class Confinement(ABC):
             A description for JSON, and descriptors to keep copies of; they still belong to this object.
         """
         points, descriptors = self._lease.recovery_state() if self._lease is not None else ([], [])
-        return (
-            description.serialize(
-                Description(VERSION, self.backend, self.namespaces, self.cwd, self.policy, tuple(points))
-            ),
-            descriptors,
+        watched = self._watched.folders if self._watched is not None else ()
+        known = Description(
+            VERSION, self.backend, self.namespaces, self.cwd, self.policy, tuple(points), watched
         )
+        return description.serialize(known), descriptors
 
     def release(self) -> None:
         """Release what the sandbox used on the host. May block for a moment; idempotent."""

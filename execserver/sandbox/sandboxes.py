@@ -191,9 +191,11 @@ class Sandboxes:
             known = description.parse(state)
             has_lease = known.mount_points or descriptors
             lease = self._mounts().adopt(known.mount_points, descriptors) if has_lease else None
-            confinement = adopted.AdoptedSandbox(
-                known, lease, self._watch(bare_roots.candidates(known.policy))
-            )
+            if known.watched is None:
+                watched = self._watch(bare_roots.candidates(known.policy))
+            else:
+                watched = self._watches().watch_again(known.watched) if known.watched else None
+            confinement = adopted.AdoptedSandbox(known, lease, watched)
         except (ValueError, OSError, state_folder.StateFolderError) as error:
             log.warning("a sandbox of the server before cannot be understood", reason=str(error))
             confinement = adopted.UnknownSandbox(state, descriptors, self._mount_points)
@@ -331,12 +333,13 @@ class Sandboxes:
             raise
 
     def _watch(self, roots: Sequence[str]) -> bare_roots.WatchedRoots | None:
-        if not roots:
-            return None
+        return self._watches().watch(roots) if roots else None
+
+    def _watches(self) -> bare_roots.BareRoots:
         with self._lock:
             if self._bare_roots is None:
                 self._bare_roots = bare_roots.BareRoots()
-        return self._bare_roots.watch(roots)
+            return self._bare_roots
 
     def _device_folder(self, policy: Policy) -> str | None:
         assert self._devices is not None

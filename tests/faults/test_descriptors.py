@@ -18,10 +18,10 @@ import pytest
 
 from tests.faults.matrix.scene import marked
 from tests.faults.service import Serve, Service, Watched, a_child_is_stopped, eventually, with_descriptors
+from tests.faults.sizes import GONE_SECONDS
 from tests.support.wire import Process, ReplyError
 
 LIMIT = 300
-GONE_SECONDS = 2.0
 MANY = 100
 """More than a daemon with that limit keeps in reserve."""
 

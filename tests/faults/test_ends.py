@@ -16,11 +16,10 @@ import pytest
 
 from execserver.fault_points import VARIABLE
 from tests.faults.service import Fifo, Serve, Service, Watched, eventually
+from tests.faults.sizes import GONE_SECONDS
 from tests.sandbox.profiles import READ_ONLY, context
 from tests.support.edits import wait_stopped
 from tests.support.wire import PATIENCE, Client, encode
-
-GONE_SECONDS = 2.0
 
 Tree = Callable[[Any], list[Watched]]
 Watch = Callable[[str, int], Watched]

@@ -15,7 +15,7 @@ from tests.faults import silent_resolver
 from tests.faults.service import Serve
 from tests.support.wire import PATIENCE
 
-SOON = 5.0
+SOON = 8.0
 """Seconds. Stopping takes 0.1 and an upgrade 0.7, the supervisor's patience is 10, the resolver's 150."""
 
 URL = "relay+https://relay.example.test?environment=box"

@@ -121,6 +121,47 @@ def test_commands_stay_confined_over_two_servers_and_the_workspace_is_left_as_it
         assert read["sandboxDenied"]
 
 
+LATER = "echo ref: refs/heads/x > HEAD; echo ready; read word; mkdir objects refs; echo made; read word"
+MEANWHILE = (
+    "exec 3<>gate; echo ref: refs/heads/x > HEAD; echo ready; read word <&3; mkdir objects refs; echo > made;"
+    "read word"
+)
+
+
+@pytest.mark.statement("C18")
+def test_a_new_server_undoes_a_repository_whose_head_was_there_before(scene: Scene) -> None:
+    output: list[bytes] = []
+    row = scene.start(LATER, output)
+    for _ in range(2):
+        scene.kill_server()
+    assert (scene.ws / "HEAD").exists(), "it is no repository yet"
+    scene.go_on(row)
+    scene.session.client.wait_until(lambda: b"made" in scene.session.client.log(row.process_id).output)
+    wait_until(lambda: not (scene.ws / "HEAD").exists())
+    scene.go_on(row)
+    scene.session.finish(row)
+
+
+@pytest.mark.statement("C18")
+def test_a_repository_that_was_made_while_there_was_no_server_is_undone_by_the_next(scene: Scene) -> None:
+    os.mkfifo(scene.ws / "gate")
+    row = scene.start(MEANWHILE, [])
+    os.kill(scene.service.pid, signal.SIGSTOP)
+    try:
+        scene.service.signal_server(signal.SIGKILL)
+        assert scene.service.server_ended(PATIENCE)
+        (scene.ws / "gate").write_text("go\n")
+        wait_until(lambda: (scene.ws / "made").exists())
+        assert (scene.ws / "HEAD").exists()
+    finally:
+        os.kill(scene.service.pid, signal.SIGCONT)
+    scene.session.reconnect()
+    scene.service.wait_for_new_server()
+    wait_until(lambda: not (scene.ws / "HEAD").exists())
+    scene.go_on(row)
+    scene.session.finish(row)
+
+
 def test_an_interrupt_reaches_a_command_whose_server_is_gone(scene: Scene) -> None:
     output: list[bytes] = []
     row = scene.start("trap 'echo trapped; exit 9' INT; echo ready; while :; do sleep 0.1; done", output)

@@ -17,7 +17,7 @@ import msgspec
 
 from execserver.sandbox.policy import Policy
 
-VERSION: Literal[1] = 1
+VERSION: Literal[2] = 2
 
 
 class MountPoint(msgspec.Struct, frozen=True):
@@ -34,15 +34,25 @@ class MountPoint(msgspec.Struct, frozen=True):
     """Whether a descriptor of its entry in the registry is stored."""
 
 
+class Folder(msgspec.Struct, frozen=True):
+    """A folder on the host."""
+
+    path: str
+    device: int
+    inode: int
+
+
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The recovery state of a sandbox."""
 
-    version: Literal[1]
+    version: Literal[1, 2]
     backend: str
     namespaces: bool
     cwd: str
     policy: Policy
     mount_points: tuple[MountPoint, ...]
+    watched: tuple[Folder, ...] | None = None
+    """The folders that the command could turn into repositories (`bare_roots.py`). None in version 1."""
 
 
 def serialize(description: Description) -> dict[str, object]:

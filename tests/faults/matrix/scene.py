@@ -26,10 +26,10 @@ from pathlib import Path
 from tests.faults import counters
 from tests.faults.resuming_client import EventRow, ResumingClient
 from tests.faults.service import Serve, Service, children, eventually, state_files
+from tests.faults.sizes import GONE_SECONDS
 from tests.support.servers import open_files
 from tests.support.wire import Client, Json, connect_unix, encode
 
-GONE_SECONDS = 2.0
 TREE_SIZE = 4
 DISK_KIB = 8192
 RING_BYTES = 4 << 20

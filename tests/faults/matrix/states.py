@@ -13,9 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from tests.faults import counters
-from tests.faults.matrix.scene import EXITS, GONE_SECONDS, STARTS, WRITES, Scene, marked
+from tests.faults.matrix.scene import EXITS, STARTS, WRITES, Scene, marked
 from tests.faults.resuming_client import EventRow
 from tests.faults.service import eventually
+from tests.faults.sizes import GONE_SECONDS
 from tests.support.wire import ConnectionEndedError, Json, ReplyError, encode, path_uri
 
 KIB = 1024

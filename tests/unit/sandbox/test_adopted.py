@@ -319,7 +319,7 @@ def test_an_unknown_sandbox_is_swept_at_its_end_and_proves_no_denial(
     strange: object
     match change:
         case "version":
-            strange = {**description, "version": 2}
+            strange = {**description, "version": 3}
         case "backend":
             strange = {**description, "backend": 1}
         case "mount_points":

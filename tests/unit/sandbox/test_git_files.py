@@ -317,7 +317,31 @@ def test_a_root_of_several_commands_is_watched_until_the_last_one_ends(ws: Path)
     assert (ws / "HEAD").exists()
 
 
-def test_a_new_server_watches_the_roots_of_the_commands_that_it_takes_over(ws: Path, base: Path) -> None:
+def test_folders_that_are_watched_again_are_looked_at_once_and_others_at_their_paths_are_not(
+    ws: Path, base: Path
+) -> None:
+    other, gone = base / "other", base / "gone"
+    for folder in (other, gone):
+        folder.mkdir()
+    watch = BareRoots()
+    first = watch.watch([str(ws), str(other), str(gone)])
+    known = first.folders
+    first.release()
+    other.rename(base / "moved")
+    gone.rmdir()
+    for folder in (ws, other):
+        for name in ("objects", "refs"):
+            (folder / name).mkdir(parents=True)
+        (folder / "HEAD").write_text("ref: refs/heads/x\n")
+    second = watch.watch_again(known)
+    assert second.folders == known[:1]
+    assert not (ws / "HEAD").exists()
+    assert (other / "HEAD").exists()
+    second.release()
+    watch.close()
+
+
+def test_a_new_server_watches_the_roots_of_the_commands_of_one_that_stored_none(ws: Path, base: Path) -> None:
     plain = repository(base / "plain")
     bare = base / "bare"
     bare.mkdir()
