@@ -14,11 +14,12 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import uvloop
 
-from execserver import fault_points, upgrade
+from execserver import descendants, fault_points, upgrade
 from execserver.api import health
 from execserver.api.handler_table import HandlerTable
 from execserver.configuration.model import Settings
@@ -101,6 +102,8 @@ def run(config: Settings, config_file: str | None = None) -> int:
         channel, hello = ServerChannel.from_environment()
     except ChannelError as error:
         print(f"execserver: {error}", file=sys.stderr)  # noqa: T201
+        if isinstance(error, SupervisorGoneError):
+            _kill_what_is_left()
         return 1
     host = Host(require_sandbox=config.require_sandbox, command_limits=config.command_limits)
     try:
@@ -137,11 +140,23 @@ def run(config: Settings, config_file: str | None = None) -> int:
             Server(config, hello, channel, host, credentials, sandboxes, identity, trail).serve()
         )
     except SupervisorGoneError:
+        _kill_what_is_left()
         code = 1
     tracing.shut_down(LAST_SPANS_SECONDS)
     writer.flush(1.0)
     # Without waiting for threads: one may hang in a dead mount.
     os._exit(code)
+
+
+def _kill_what_is_left() -> None:
+    """Kill the processes of the service in place of the supervisor, which is gone, before there is an
+    executor that could.
+    """
+    owner = descendants.split_tag(descendants.own_limit())
+    # A server that a command starts by itself, without a supervisor, has the number of its process.
+    if owner is not None and owner[1] == 0:
+        with suppress(OSError):  # no descriptors: the next daemon with this state folder does it
+            descendants.kill_descendants(owner[0], roots=[os.getpid()])
 
 
 class Server:

@@ -36,7 +36,7 @@ from execserver.supervisor.fd_store_protocol import (
     send,
     send_drops,
 )
-from execserver.supervisor.packets import ChannelError
+from execserver.supervisor.packets import ChannelError, SupervisorGoneError
 
 __all__ = [
     "ARENA",
@@ -149,7 +149,8 @@ class FdStoreClient:
         A process whose descriptors do not fit in our descriptor table is missing, and released.
 
         Raises:
-            ChannelError: the supervisor ended, or descriptors of the service itself did not fit.
+            SupervisorGoneError: the supervisor ended.
+            ChannelError: descriptors of the service itself did not fit.
         """
         handed: list[StoredSlot | EndedProcess] = []
         lost: set[int] = set()
@@ -165,8 +166,10 @@ class FdStoreClient:
             if isinstance(entry, StoredSlot) and (failed or entry.number in lost):
                 for descriptor in entry.descriptors:
                     os.close(descriptor)
+        if message is None:
+            raise SupervisorGoneError("the supervisor ended during the takeover")
         if failed:
-            raise ChannelError("the supervisor ended during the takeover" if message is None else _FULL)
+            raise ChannelError(_FULL)
         for number in lost:
             self.release(number)
         return [entry for entry in handed if entry.number not in lost]

@@ -18,6 +18,7 @@ __all__ = [
     "MAX_DESCRIPTORS",
     "VERSION",
     "ChannelError",
+    "SupervisorGoneError",
     "channel_pair",
     "receive_bytes",
     "receive_packet",
@@ -36,6 +37,10 @@ _MAX_PACKET = 65536
 
 class ChannelError(Exception):
     """The channel cannot be used: it is missing, has another version, or lost descriptors."""
+
+
+class SupervisorGoneError(ChannelError):
+    """The supervisor ended before it could be watched. What the service has started must be killed."""
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:

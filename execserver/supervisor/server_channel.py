@@ -28,6 +28,7 @@ from execserver.supervisor.packets import (
     CHANNEL_VARIABLE,
     VERSION,
     ChannelError,
+    SupervisorGoneError,
     receive_packet,
     send_packet,
 )
@@ -40,10 +41,6 @@ __all__ = [
     "SupervisorGoneError",
     "open_supervisor_pidfd",
 ]
-
-
-class SupervisorGoneError(Exception):
-    """The supervisor ended before it could be watched."""
 
 
 class PassedListener(NamedTuple):
@@ -89,6 +86,7 @@ class ServerChannel:
 
         Raises:
             ChannelError: no supervisor started this process, or one of another version.
+            SupervisorGoneError: it has ended.
         """
         value = os.environ.pop(CHANNEL_VARIABLE, None)
         if value is None:
@@ -101,7 +99,7 @@ class ServerChannel:
         try:
             first = receive_packet(connection)
             if first is None:
-                raise ChannelError("the supervisor ended before its hello")
+                raise SupervisorGoneError("the supervisor ended before its hello")
             return cls(connection), _hello(*first)
         except OSError as error:
             connection.close()

@@ -65,6 +65,34 @@ def test_no_descendant_outlives_the_service(
     assert bystander()
 
 
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4])
+def test_no_descendant_outlives_a_supervisor_that_is_killed_while_the_next_server_begins(
+    delay: float, serve: Serve, tree: Tree, bystander: Callable[[], bool]
+) -> None:
+    service = serve("unix", may_fail=True)
+    members = tree(service.connect())
+    service.signal_server(signal.SIGKILL)
+    service.wait_for_new_server()
+    time.sleep(delay)
+    service.process.kill()
+    assert survivors(members) == []
+    assert service.server_ended(within=GONE_SECONDS)
+    assert bystander()
+
+
+def test_the_next_server_kills_everything_if_the_supervisor_is_killed_during_the_take_over(
+    serve: Serve, tree: Tree
+) -> None:
+    service = serve("unix", may_fail=True, env={VARIABLE: "take-over-begun"})
+    members = tree(service.connect())
+    service.signal_server(signal.SIGKILL)
+    service.wait_for_new_server()
+    wait_stopped(service)
+    service.process.kill()
+    service.signal_server(signal.SIGCONT)
+    assert survivors(members) == []
+
+
 PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "search": ("fs/search", {"pattern": "absent", "searchId": "s"}),
     "worker": ("fs/readDirectory", {}),
