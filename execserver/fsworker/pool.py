@@ -411,10 +411,9 @@ class WorkerPool:
             raise
 
     def _is_outdated(self, queue: PolicyQueue, request: FileRequest) -> bool:
-        if not queue.policy.globs:
+        if not queue.policy.globs or queue.started_at >= request.made_at:
             return False
-        age = asyncio.get_running_loop().time() - queue.started_at
-        return age > self._times.pattern or (request.newest and queue.started_at < request.made_at)
+        return request.newest or asyncio.get_running_loop().time() - queue.started_at > self._times.pattern
 
     def _worker_exited(self, client: WorkerClient) -> None:
         self._clients.discard(client)

@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 FileAction = tuple[int | str, ...]
@@ -36,6 +37,7 @@ _OBJECT_BYTES = 1024
 """Room for a `posix_spawnattr_t` or a `posix_spawn_file_actions_t`: 336 and 80 bytes in glibc."""
 
 _POLL_SECONDS = 0.00005
+_MOST_POLLS = 1000
 
 _libc = ctypes.CDLL(None)
 
@@ -113,6 +115,7 @@ class GatedSpawn:
             _kill_at_end_of(lifeline[0], self._pid)
         except BaseException:
             self._close()
+            _kill_child(self._thread)
             raise
         return self._pid
 
@@ -145,13 +148,8 @@ class GatedSpawn:
         """The pid of the child, once it is forked."""
         while True:
             ended = not thread.is_alive()
-            try:
-                with open(f"/proc/self/task/{thread.native_id}/children", "rb") as file:
-                    pids = file.read().split()
-            except FileNotFoundError:
-                pids = []
-            if pids:
-                return int(pids[0])
+            if pid := _child_of(thread):
+                return pid
             if ended:
                 self._raise_outcome()
                 raise ChildProcessError("the child ended before it could be moved into its control group")
@@ -213,6 +211,35 @@ class _Collector:
 
 
 _collector = _Collector()
+
+
+def _child_of(thread: threading.Thread) -> int | None:
+    """The pid of the child of a thread, if it has one.
+
+    Raises:
+        OSError: no descriptor is available.
+    """
+    try:
+        with open(f"/proc/self/task/{thread.native_id}/children", "rb") as file:
+            pids = file.read().split()
+    except FileNotFoundError:
+        return None
+    return int(pids[0]) if pids else None
+
+
+def _kill_child(thread: threading.Thread) -> None:
+    """Kill and reap a child that waits for its gate, if its thread has one. The descriptors of the spawn are
+    closed: one of them serves to find it.
+    """
+    for _ in range(_MOST_POLLS):
+        if not thread.is_alive():
+            break
+        with suppress(OSError):
+            if pid := _child_of(thread):
+                os.kill(pid, signal.SIGKILL)
+                thread.join()
+                os.waitpid(pid, 0)
+        time.sleep(_POLL_SECONDS)
 
 
 def _kill_at_end_of(pipe: int, pid: int) -> None:

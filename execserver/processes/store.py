@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
@@ -180,6 +181,8 @@ class ProcessStore:
         """Kill and forget a process that no client was told of. Does nothing if the session has ended."""
         if self._processes.get(process.process_id) is process:
             del self._processes[process.process_id]
+            # At once: a server that dies after `forget` leaves none of it for the next one to find.
+            process.leader.signal_group(signal.SIGKILL)
             self.executor.tree_killer.kill_later(process)
             self.executor.forget(process)
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -50,7 +51,8 @@ log = Logger()
 _NOT_MANAGED = "has no network namespace that a network proxy could enter; install bubblewrap"
 
 _LOOK_SECONDS = 1.0
-"""How long the disk is looked at for one sandbox while folders vanish."""
+_LEAST_LOOKS = 10
+"""How long, and how often at least, the disk is looked at for one sandbox while folders vanish."""
 
 
 class _Tools(msgspec.Struct, frozen=True):
@@ -140,7 +142,7 @@ class Sandboxes:
             InvalidRequest: the policy cannot be enforced here; the message names the reason and the fix.
         """
         deadline = time.monotonic() + _LOOK_SECONDS
-        while True:
+        for attempt in count(1):
             try:
                 self._open_state()
                 confinement = self._prepare(policy, command, extra)
@@ -150,7 +152,8 @@ class Sandboxes:
                 raise refused(str(error), "sandbox") from None
             except OSError as error:
                 # A folder that was seen may be gone at its use: the mount point of a sandbox that has ended.
-                if isinstance(error, FileNotFoundError) and time.monotonic() < deadline:
+                changes = isinstance(error, FileNotFoundError)
+                if changes and (attempt < _LEAST_LOOKS or time.monotonic() < deadline):
                     continue
                 raise refused(f"{os.strerror(error.errno or 0)}: {_named(error)}", "sandbox") from None
             break

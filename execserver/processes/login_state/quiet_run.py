@@ -82,12 +82,17 @@ class QuietRuns:
                 clean = True
                 return said
             finally:
-                if not clean:
-                    await asyncio.shield(self._executor.tree_killer.kill_uncounted([number], []))
-                _reap(spawned)
+                if clean:
+                    _reap(spawned)
+                else:
+                    await asyncio.shield(self._kill(spawned, number))
         finally:
             if confinement is not None:
                 loop.run_in_executor(None, self._sandboxes.release, confinement)
+
+    async def _kill(self, spawned: Spawned, number: int) -> None:
+        await self._executor.tree_killer.kill_uncounted([number], [])
+        _reap(spawned)
 
     def _spawn(self, spec: LaunchSpec, number: int) -> Spawned:
         killer = self._executor.tree_killer

@@ -86,9 +86,10 @@ def take(folder: int, parent: int, path: str) -> HeldMountPoint:
                 held = None
         if held is not None:
             return held
-        insist = time.monotonic() >= begin + _FOREIGN_LOCK_S
-        if time.monotonic() >= begin + _TIMEOUT_S:
+        now = time.monotonic()
+        if insist and now >= begin + _TIMEOUT_S:
             raise OSError(errno.EBUSY, "made and removed again and again by another program")
+        insist = now >= begin + _FOREIGN_LOCK_S
         time.sleep(0.001)
 
 

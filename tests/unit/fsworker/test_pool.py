@@ -351,6 +351,22 @@ async def test_a_worker_with_patterns_does_not_grow_old(
     assert len(launcher.started) == before + 1
 
 
+async def test_a_worker_that_starts_slowly_is_new_enough_for_the_request_that_waited_for_it(
+    connection: Connection, tmp_path: Path
+) -> None:
+    class Slow(BareLauncher):
+        async def __call__(self, policy: Policy) -> WorkerProcess:
+            await asyncio.sleep(2 * _SHORT.pattern)
+            return await super().__call__(policy)
+
+    launcher = Slow()
+    pool = WorkerPool(launcher, times=_SHORT)
+    async with asyncio.timeout(30):
+        await look(connection.confined(pool, policy_for(tmp_path, deny=["/nothing/*.key"])))
+    assert len(launcher.started) == 1
+    await pool.close()
+
+
 async def test_a_tree_is_read_with_patterns_that_were_looked_for_just_now(
     pool: WorkerPool, connection: Connection, launcher: BareLauncher, tmp_path: Path
 ) -> None:

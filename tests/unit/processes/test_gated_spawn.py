@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from execserver.processes.gated_spawn import GatedSpawn
@@ -50,6 +54,28 @@ def test_a_program_that_is_missing_is_reported_and_reaped(tmp_path: Path) -> Non
     assert gated.reaped
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
+
+
+def test_a_child_for_which_no_descriptor_is_left_is_killed_and_reaped() -> None:
+    before = set(psutil.Process().children())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    null = os.open(os.devnull, os.O_RDWR)
+    copies = [null]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                copies.append(os.dup(null))
+        for _ in range(3):  # for the gate and the lifeline
+            os.close(copies.pop())
+        with pytest.raises(OSError, match="Too many open files"):
+            started(GatedSpawn(), "/bin/true")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for copy in copies:
+            os.close(copy)
+    assert not any(thread.name == "gated spawn" for thread in threading.enumerate())
+    assert set(psutil.Process().children()) <= before
 
 
 def test_limits_of_the_thread_that_cannot_be_taken_on_start_nothing() -> None:
