@@ -10,7 +10,7 @@ import pytest
 
 from tests.conformance.endpoint import Endpoint
 from tests.sandbox.profiles import READ_ONLY, context
-from tests.support.wire import Client, Json, at_most
+from tests.support.wire import PATIENCE, Client, Json, at_most
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_confined_start_is_repeated_like_any_other(extended: Client) -> None:
 
 @pytest.mark.statement("P20", "P35")
 def test_a_process_that_has_ended_is_found_and_not_started_again(endpoint: Endpoint, here: Path) -> None:
-    client = endpoint.private("--process-ttl", "2").connect(extensions=True)
+    client = endpoint.private("--process-ttl", "4").connect(extensions=True)
     argv = ["/bin/sh", "-c", f"echo x >> {here}/lines; exit 3"]
     params = client.start_params(argv, ifExists="attach")
     first = client.call("process/start", params)
@@ -73,7 +73,7 @@ def test_a_process_that_has_ended_is_found_and_not_started_again(endpoint: Endpo
     assert client.call("process/start", params) == {**first, "attached": True}
     assert process.read()["exitCode"] == 3
     assert process.log.kinds.count("exited") == 1
-    with at_most(10):
+    with at_most(PATIENCE):
         while "attached" in client.call("process/start", params):
             threading.Event().wait(0.2)
     assert len(noted(here / "lines", 2)) == 2

@@ -13,7 +13,7 @@ from tests.conformance.endpoint import Endpoint
 from tests.conformance.test_sessions import resume
 from tests.conformance.test_survive import kill_server, read_to_end
 from tests.sandbox.profiles import READ_ONLY, context
-from tests.support.wire import Client, Json, Process, alive, at_most, wait_gone
+from tests.support.wire import PATIENCE, Client, Json, Process, alive, at_most, wait_gone
 
 
 @pytest.fixture
@@ -31,6 +31,13 @@ def end_of(process: Process) -> tuple[int, str]:
     return exited["exitCode"], exited["cause"]
 
 
+def begun(client: Client, script: str, limit: str = "timeoutMs", ms: int = 500, **members: Json) -> Process:
+    """A process that has said something before its limit, a longer one if the machine is slow."""
+    process = client.shell(script, **{limit: ms}, **members)
+    client.wait_until(lambda: process.output or process.log.closed)
+    return process if process.output or ms > 10_000 else begun(client, script, limit, 4 * ms, **members)
+
+
 # -- deadlines
 
 
@@ -40,19 +47,19 @@ def end_of(process: Process) -> tuple[int, str]:
 def test_a_process_that_runs_too_long_is_killed_with_all_its_descendants(extended: Client, tty: bool) -> None:
     begin = time.monotonic()
     script = "setsid sleep 300 & echo $!; while sleep 0.05; do echo busy; done"
-    process = extended.shell(script, tty=tty, timeoutMs=500)
+    process = begun(extended, script, tty=tty)
     descendant = int(process.wait_output(b"\n").split()[0])
     process.wait_exited()
-    assert 0.5 <= time.monotonic() - begin < 5
+    assert time.monotonic() - begin >= 0.5
     assert wait_gone(descendant)
     assert end_of(process) == (137, "timeout")
 
 
 @pytest.mark.statement("P17", "X8")
 def test_a_process_that_ends_in_time_hears_nothing_of_its_timeout(extended: Client) -> None:
-    process = extended.shell("echo x; exit 3", timeoutMs=1000, idleTimeoutMs=1000)
+    process = extended.shell("echo x; exit 3", timeoutMs=3000, idleTimeoutMs=3000)
     assert end_of(process) == (3, "normal")
-    threading.Event().wait(1.2)
+    threading.Event().wait(3.2)
     assert process.read()["cause"] == "normal"
     assert process.read()["exitCode"] == 3
 
@@ -60,23 +67,25 @@ def test_a_process_that_ends_in_time_hears_nothing_of_its_timeout(extended: Clie
 @pytest.mark.everywhere
 @pytest.mark.statement("P18", "X8")
 def test_a_process_that_falls_silent_is_killed(extended: Client) -> None:
-    script = "for i in 1 2 3 4 5 6 7 8 9 10; do echo $i; sleep 0.15; done; sleep 300"
-    begin = time.monotonic()
-    process = extended.shell(script, idleTimeoutMs=1000)
-    process.wait_output(b"10\n")
-    assert not process.log.exited
+    for seconds in (1, 4):  # the second if the machine stands still for the first
+        script = f"for i in 1 2 3 4 5 6 7 8 9 10; do echo $i; sleep {0.15 * seconds}; done; sleep 300"
+        begin = time.monotonic()
+        process = extended.shell(script, idleTimeoutMs=1000 * seconds).wait_closed()
+        if b"10\n" in process.output:
+            break
+    assert b"10\n" in process.output
     assert end_of(process) == (137, "idleTimeout")
-    assert time.monotonic() - begin >= 9 * 0.15 + 1
+    assert time.monotonic() - begin >= (9 * 0.15 + 1) * seconds
 
 
 @pytest.mark.statement("P18", "W2", "X8")
 def test_accepted_writes_are_signs_of_life_and_repeated_ones_are_none(extended: Client) -> None:
-    process = extended.shell("cat >/dev/null", pipeStdin=True, idleTimeoutMs=1000)
+    process = extended.shell("cat >/dev/null", pipeStdin=True, idleTimeoutMs=3000)
     for number in range(10):
         assert process.write("x", str(number)) == "accepted"
-        threading.Event().wait(0.15)
+        threading.Event().wait(0.35)
     assert not process.read()["exited"]
-    with at_most(5):
+    with at_most(PATIENCE):
         while not process.log.exited:
             extended.request("process/write", {"processId": process.id, "chunk": "eA==", "writeId": "9"})
             threading.Event().wait(0.1)
@@ -119,7 +128,7 @@ def test_a_deadline_holds_without_a_client(endpoint: Endpoint, deadline: str, ca
     begin = time.monotonic()
     old = first.start("/bin/sleep", "300", **{deadline: 500})
     first.close()
-    assert wait_gone(old.started["pid"], 5)
+    assert wait_gone(old.started["pid"])
     assert time.monotonic() - begin >= 0.5
     assert cause_after_resume(endpoint, first.session_id, old.id) == (137, cause)
 
@@ -133,8 +142,8 @@ def test_a_deadline_holds_after_a_take_over(endpoint: Endpoint, deadline: str, c
     begin = time.monotonic()
     old = first.start("/bin/sleep", "300", **{deadline: 1500})
     threading.Event().wait(0.5)
-    kill_server(private)
     killed = time.monotonic()
+    kill_server(private)
     assert wait_gone(old.started["pid"], 10)
     counted_from = begin if deadline == "timeoutMs" else killed
     assert time.monotonic() - counted_from >= 1.5
@@ -148,14 +157,14 @@ DEAF = r"trap '' TERM; echo \$\$; exec >/dev/null 2>&1; while :; do sleep 0.05; 
 
 TRAPPED = "trap 'echo told; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
 
+TELLING = "trap 'echo told' TERM; echo; while :; do sleep 0.05; done"
+
 
 @pytest.mark.everywhere
 @pytest.mark.statement("P24", "X8")
-@pytest.mark.parametrize(
-    ("limit", "cause"), [({"timeoutMs": 800}, "timeout"), ({"idleTimeoutMs": 800}, "idleTimeout")]
-)
-def test_a_process_may_clean_up_at_its_limit(extended: Client, limit: Json, cause: str) -> None:
-    process = extended.shell(TRAPPED, **limit, graceMs=60_000)
+@pytest.mark.parametrize(("limit", "cause"), [("timeoutMs", "timeout"), ("idleTimeoutMs", "idleTimeout")])
+def test_a_process_may_clean_up_at_its_limit(extended: Client, limit: str, cause: str) -> None:
+    process = begun(extended, TRAPPED, limit, graceMs=60_000)
     assert end_of(process) == (3, cause)
     assert b"told" in process.output
 
@@ -163,12 +172,12 @@ def test_a_process_may_clean_up_at_its_limit(extended: Client, limit: Json, caus
 @pytest.mark.statement("P24", "X8")
 @pytest.mark.parametrize(
     ("script", "code"),
-    [("exec sleep 300", 143), ("trap 'exit 0' TERM; echo; while :; do sleep 0.05; done", 0)],
+    [("echo; exec sleep 300", 143), ("trap 'exit 0' TERM; echo; while :; do sleep 0.05; done", 0)],
 )
 def test_the_cause_is_the_limit_however_a_process_ends_in_its_grace(
     extended: Client, script: str, code: int
 ) -> None:
-    assert end_of(extended.shell(script, timeoutMs=700, graceMs=60_000)) == (code, "timeout")
+    assert end_of(begun(extended, script, graceMs=60_000)) == (code, "timeout")
 
 
 @pytest.mark.everywhere
@@ -177,7 +186,7 @@ def test_the_cause_is_the_limit_however_a_process_ends_in_its_grace(
 def test_a_process_that_does_not_end_in_its_grace_is_killed(extended: Client, tty: bool) -> None:
     begin = time.monotonic()
     script = "trap '' TERM; setsid sleep 300 & echo $!; while :; do sleep 0.05; echo busy; done"
-    process = extended.shell(script, tty=tty, timeoutMs=500, graceMs=700)
+    process = begun(extended, script, tty=tty, graceMs=700)
     descendant = int(process.wait_output(b"\n").split()[0])
     process.wait_exited()
     assert time.monotonic() - begin >= 1.2
@@ -188,20 +197,20 @@ def test_a_process_that_does_not_end_in_its_grace_is_killed(extended: Client, tt
 @pytest.mark.statement("P24")
 def test_descendants_keep_the_grace_of_a_leader_that_has_ended(extended: Client) -> None:
     begin = time.monotonic()
-    process = extended.shell(f'setsid sh -c "{DEAF}" & wait', timeoutMs=1000, graceMs=1000)
+    process = begun(extended, f'setsid sh -c "{DEAF}" & wait', graceMs=1000)
     descendant = int(process.wait_output(b"\n").split()[0])
     assert end_of(process) == (143, "timeout")
     still_there = alive(descendant)
-    assert still_there or time.monotonic() - begin >= 2
+    assert still_there or time.monotonic() - begin >= 1.5
     assert wait_gone(descendant)
-    assert time.monotonic() - begin >= 2
+    assert time.monotonic() - begin >= 1.5
 
 
 @pytest.mark.statement("P24")
 @pytest.mark.transports("unix")
 def test_descendants_in_their_grace_do_not_outlive_what_is_known_of_their_leader(endpoint: Endpoint) -> None:
     client = endpoint.private("--process-ttl", "0.5").connect(extensions=True)
-    process = client.shell(f'setsid sh -c "{DEAF}" & wait', timeoutMs=1000, graceMs=600_000)
+    process = begun(client, f'setsid sh -c "{DEAF}" & wait', graceMs=600_000)
     descendant = int(process.wait_output(b"\n").split()[0])
     process.wait_closed()
     assert wait_gone(descendant)
@@ -209,30 +218,23 @@ def test_descendants_in_their_grace_do_not_outlive_what_is_known_of_their_leader
 
 @pytest.mark.statement("P24")
 def test_a_stopped_process_hears_of_its_limit(extended: Client) -> None:
-    process = extended.shell(
-        f"{TRAPPED[: TRAPPED.index('while')]} kill -STOP $$; sleep 300", timeoutMs=800, graceMs=60_000
-    )
+    script = f"{TRAPPED[: TRAPPED.index('while')]} kill -STOP $$; sleep 300"
+    process = begun(extended, script, ms=800, graceMs=60_000)
     assert end_of(process) == (3, "timeout")
 
 
 @pytest.mark.statement("P24", "X8")
 def test_a_confined_process_has_a_grace_too(extended: Client) -> None:
-    process = extended.shell(TRAPPED, sandbox=context(READ_ONLY), timeoutMs=2000, graceMs=60_000)
-    stubborn = extended.shell(
-        "trap '' TERM; echo; while :; do sleep 0.05; done",
-        sandbox=context(READ_ONLY),
-        timeoutMs=1500,
-        graceMs=300,
-    )
+    process = begun(extended, TRAPPED, ms=2000, sandbox=context(READ_ONLY), graceMs=60_000)
+    script = "trap '' TERM; echo; while :; do sleep 0.05; done"
+    stubborn = begun(extended, script, ms=1500, sandbox=context(READ_ONLY), graceMs=300)
     assert end_of(process) == (3, "timeout")
     assert end_of(stubborn) == (137, "timeout")
 
 
 @pytest.mark.statement("P24")
 def test_a_terminate_does_not_wait_for_the_grace(extended: Client) -> None:
-    process = extended.shell(
-        "trap 'echo told' TERM; while :; do sleep 0.05; done", timeoutMs=500, graceMs=60_000
-    )
+    process = begun(extended, TELLING, graceMs=60_000)
     process.wait_output(b"told\n")
     process.terminate()
     assert end_of(process) == (137, "timeout")
@@ -241,9 +243,7 @@ def test_a_terminate_does_not_wait_for_the_grace(extended: Client) -> None:
 @pytest.mark.statement("P24")
 def test_the_end_of_a_session_does_not_wait_for_a_grace(endpoint: Endpoint) -> None:
     client = endpoint.connect(extensions=True)
-    process = client.shell(
-        "trap 'echo told' TERM; while :; do sleep 0.05; done", timeoutMs=500, graceMs=60_000
-    )
+    process = begun(client, TELLING, graceMs=60_000)
     process.wait_output(b"told\n")
     client.call("session/end")
     assert wait_gone(process.started["pid"])
@@ -262,9 +262,9 @@ def test_a_grace_without_a_limit_is_refused_by_its_name(client: Client) -> None:
 def test_a_grace_goes_on_after_a_take_over(endpoint: Endpoint, here: Path, ends: bool) -> None:
     private = endpoint.private()
     first = private.connect(extensions=True)
-    script = f"trap 'echo told' TERM; while :; do sleep 0.05; test -e {here}/go && exit 4; done"
+    script = f"trap 'echo told' TERM; echo; while :; do sleep 0.05; test -e {here}/go && exit 4; done"
     begin = time.monotonic()
-    old = first.shell(script, timeoutMs=700, graceMs=60_000 if ends else 2000)
+    old = begun(first, script, ms=700, graceMs=60_000 if ends else 2000)
     old.wait_output(b"told\n")
     kill_server(private)
     if ends:
@@ -280,7 +280,7 @@ def test_the_grace_of_descendants_goes_on_after_a_take_over(endpoint: Endpoint) 
     private = endpoint.private()
     client = private.connect(extensions=True)
     begin = time.monotonic()
-    process = client.shell(f'setsid sh -c "{DEAF}" & wait', timeoutMs=1000, graceMs=2000)
+    process = begun(client, f'setsid sh -c "{DEAF}" & wait', ms=1000, graceMs=2000)
     descendant = int(process.wait_output(b"\n").split()[0])
     process.wait_exited()
     kill_server(private)
@@ -293,8 +293,7 @@ def test_the_grace_of_descendants_goes_on_after_a_take_over(endpoint: Endpoint) 
 def test_a_grace_may_begin_after_a_take_over(endpoint: Endpoint) -> None:
     private = endpoint.private()
     first = private.connect(extensions=True)
-    old = first.shell(TRAPPED, timeoutMs=1500, graceMs=60_000)
-    old.wait_output(b"ready\n")
+    old = begun(first, TRAPPED, ms=1500, graceMs=60_000)
     kill_server(private)
     assert wait_gone(old.started["pid"], 15)
     assert cause_after_resume(private, first.session_id, old.id) == (3, "timeout")

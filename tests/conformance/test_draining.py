@@ -25,7 +25,6 @@ from tests.support.wire import (
     Json,
     Server,
     alive,
-    at_most,
     decode,
     path_uri,
     spawn_stdio,
@@ -215,8 +214,7 @@ def test_sigterm_with_a_grace_ends_the_service_with_its_last_session(start: Star
         )
         assert server.running
         client.call("session/end", {})
-    with at_most(5):
-        assert server.process.wait(PATIENCE) == 0
+    assert server.process.wait(PATIENCE) == 0
     assert list(folder.glob("execserver/instances/*")) == []
 
 
@@ -226,10 +224,10 @@ def test_at_the_end_of_the_grace_the_processes_are_killed(start: Start, folder: 
     with server.connect(extensions=True) as client:
         process = client.shell("setsid sh -c 'echo $$; exec sleep 600' & wait")
         orphan = int(process.wait_output(lambda output: output.endswith(b"\n")))
-        server.process.send_signal(signal.SIGTERM)
         begin = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
         assert process.wait_closed().exit_code == 137
-        assert time.monotonic() - begin > 0.8
+        assert time.monotonic() - begin >= 1
         client.wait_end()
     assert server.process.wait(PATIENCE) == 0
     assert not alive(orphan)
@@ -271,8 +269,7 @@ def test_a_server_that_is_killed_during_the_grace_is_replaced(start: Start, fold
         assert notice["endsInMs"] < 60_000
         assert whole_output(client, name) == NUMBERS
         client.call("session/end", {})
-    with at_most(5):
-        assert server.process.wait(PATIENCE) == 0
+    assert server.process.wait(PATIENCE) == 0
 
 
 def test_health_and_pages_show_a_drain(start: Start, folder: Path) -> None:
@@ -342,8 +339,10 @@ def test_a_drain_without_sessions_ends_at_once_also_without_time_to_wait(start: 
 
 def test_the_socket_of_a_killed_daemon_is_passed_over(start: Start, folder: Path) -> None:
     killed = start()
+    below = server_of(killed.pid, PATIENCE)
     killed.process.kill()
     killed.process.wait()
+    assert wait_gone(below)
     assert drain(folder).returncode == 69
     server = start()
     drained(folder)

@@ -246,7 +246,7 @@ def test_many_edits_at_once_delay_no_other_request(endpoint: Endpoint, here: Pat
     ]
     number = client.request("fs/applyEdits", {"edits": edits})
     while not client.answered(number):
-        other.call("environment/status", timeout=2)
+        other.call("environment/status", timeout=10)
     client.result(number)
     assert {path.name: path.read_text() for path in here.glob("*/*")} == {str(n): str(n) for n in range(900)}
 

@@ -127,7 +127,12 @@ def test_a_start_answers_its_number_in_the_audit_folder(endpoint: Endpoint, tmp_
 @pytest.mark.statement("X22", "O42")
 def test_a_lost_number_has_no_time(endpoint: Endpoint) -> None:
     client = endpoint.private("--retained-output-bytes", "1000").connect(extensions=True)
-    process = client.shell("for n in 1 2 3 4; do head -c 600 /dev/zero; sleep 0.1; done").wait_closed()
+    process = client.shell("while read -r x; do head -c 600 /dev/zero; done", pipeStdin=True)
+    for number in range(1, 5):
+        process.write("\n", str(number))
+        process.wait_output(b"\0" * 600 * number)
+    process.terminate()
+    process.wait_closed()
 
     chunks = process.read()["chunks"]
     assert [("at" in chunk, bool(chunk["chunk"])) for chunk in chunks[:1]] == [(False, False)]

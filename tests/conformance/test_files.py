@@ -605,7 +605,11 @@ def test_digest_of_an_endless_file_delays_no_request_and_ends_with_its_connectio
     for client in (leaving, staying):
         assert client.start("/bin/true").wait_closed().exit_code == 0
     assert not any(map(leaving.answered, numbers))
-    (server,) = (pid for pid in descendants(private.server.pid) if holds(pid, here / "sparse"))
+    deadline = time.monotonic() + PATIENCE
+    while not (found := [pid for pid in descendants(private.server.pid) if holds(pid, here / "sparse")]):
+        assert time.monotonic() < deadline, "it is never read"
+        time.sleep(0.01)
+    server = found[0]  # a child that it has just forked is behind it
     leaving.close()
     deadline = time.monotonic() + PATIENCE
     while holds(server, here / "sparse"):
@@ -615,7 +619,11 @@ def test_digest_of_an_endless_file_delays_no_request_and_ends_with_its_connectio
 
 def descendants(pid: int) -> list[int]:
     children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [*children, *(below for child in children for below in descendants(child))]
+    found = [*children]
+    for child in children:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += descendants(child)
+    return found
 
 
 def holds(pid: int, path: Path) -> bool:

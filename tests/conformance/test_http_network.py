@@ -15,7 +15,7 @@ from tests.conformance.test_http import fetch, frames, params, redirecting, refu
 from tests.faults.service import children
 from tests.integration.http.certificates import make_authority, server_context
 from tests.integration.http.origin import Exchange, Origin, Serve, response
-from tests.support.wire import Client, SocketTransport, at_most, decode
+from tests.support.wire import PATIENCE, Client, SocketTransport, at_most, decode
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_reader_that_stops(endpoint: Endpoint, serve: Serve) -> None:
         assert flood.stalled.wait(30)
     assert sum(flood.sent for flood in floods) < 96 << 20
     assert resident_bytes(own.server.pid) - before < 64 << 20
-    with at_most(2):
+    with at_most(PATIENCE):
         assert decode(fetch(bystander, serve(redirecting).url)["bodyBase64"]) == b"there"
         assert bystander.shell("echo here").wait_closed().output == b"here\n"
     sent = [flood.sent for flood in floods]
@@ -255,8 +255,7 @@ def test_reader_that_stops(endpoint: Endpoint, serve: Serve) -> None:
         assert seqs == list(range(1, len(seqs) + 1))
     client.pause()
     client.transport.close()
-    with at_most(2):
-        assert all(flood.ended.wait(5) for flood in floods)
+    assert all(flood.ended.wait(PATIENCE) for flood in floods)
 
 
 @pytest.mark.transports("unix", "ws")

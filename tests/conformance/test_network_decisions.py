@@ -279,8 +279,9 @@ def test_a_question_whose_connection_is_cut_is_asked_again(endpoint: Endpoint, t
 
     again = resume(endpoint, client.session_id)
     assert question(again) == asked
+    fetcher.on(again)
     again.respond(asked["id"], result=allow())
-    assert fetcher.on(again).status(target) == 200
+    assert fetcher.status(target) == 200
     assert len(again.questions) == 1
 
 
@@ -369,8 +370,9 @@ def test_another_session_that_observes_the_process_is_not_asked(endpoint: Endpoi
     assert observer.questions == []
 
     again = resume(endpoint, owner.session_id)
+    fetcher.on(again)
     again.respond(question(again)["id"], result=allow())
-    assert fetcher.on(again).status(target) == 200
+    assert fetcher.status(target) == 200
     assert observer.questions == []
     assert [each for each in observer.notifications if "network" in each["method"]] == []
 
@@ -393,8 +395,9 @@ def test_answers_survive_the_server_and_an_open_question_is_asked_by_the_next(
 
     again = resume(private, client.session_id)
     assert question(again)["params"]["request"] == asked["params"]["request"]
+    fetcher.on(again)
     again.respond(1, result=deny(scope="session"))
-    assert fetcher.on(again).status(UNKNOWN) == 403
+    assert fetcher.status(UNKNOWN) == 403
     fetcher.fetch(target)
     assert fetcher.status(target) == 200
     kill_server(private)

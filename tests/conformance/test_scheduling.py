@@ -449,7 +449,7 @@ def test_evil_patterns_of_one_client_hold_no_other_up(
         asked = time.monotonic()
         other.call("environment/status")
         longest = max(longest, time.monotonic() - asked)
-    assert longest < 2  # of 20 and more
+    assert longest < 8  # of 20 and more
     if case in ("too large", "environment"):
         assert client.failure(number).code in (-32600, -32602)
     else:

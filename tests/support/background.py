@@ -6,6 +6,7 @@ another number there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import uuid
@@ -70,7 +71,8 @@ class Left:
     def kill(self) -> None:
         """For the end of a test that failed."""
         for pid in self.pids:
-            os.kill(pid, 9)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
 
 
 def _all_pids() -> Iterator[int]:
