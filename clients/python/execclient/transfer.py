@@ -36,7 +36,7 @@ from execclient.errors import (
 from execclient.file_session import FileSession, repeated
 from execclient.local_files import Attributes, LocalSource, LocalTarget, opened, part_path
 from execclient.results import Copied, Progress, Stat
-from execclient.session.session import cancel
+from execclient.session.session import cancel, to_end
 from execprotocol.errors import InternalError
 from execprotocol.limits import MAX_BLOCK_BYTES
 from execprotocol.path_uri import parse_path_uri
@@ -261,7 +261,7 @@ class Download:
             try:
                 size = await self._copy(remote, local_target.file, verify)
                 preserved = remote.attributes if preserve_times else None
-                in_place = await asyncio.to_thread(local_target.commit, preserved)
+                in_place = await to_end(local_target.commit, preserved)
             finally:
                 local_target.close()
             return Copied(size, in_place, remote.attributes.mode is not None)

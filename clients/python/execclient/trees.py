@@ -36,7 +36,7 @@ from execclient.errors import (
 from execclient.file_session import FileSession, repeated
 from execclient.local_files import Attributes
 from execclient.results import Copied, Entry, LeftOut, Progress, Stat, TreeCopied, TreeProgress
-from execclient.session.session import INVALID_VALUE_ERRORS, cancel
+from execclient.session.session import INVALID_VALUE_ERRORS, cancel, to_end
 
 SMALL_BYTES = 256 << 10
 """Files up to this size are sent in batches."""
@@ -219,13 +219,7 @@ class TreeTransfer:
         """Call a function in a thread. If the transfer is cancelled, wait until it has ended: it checks
         `stopped`.
         """
-        working = asyncio.create_task(asyncio.to_thread(function, *arguments))
-        try:
-            return await asyncio.shield(working)
-        except asyncio.CancelledError:
-            self.stopped.set()
-            await asyncio.gather(working, return_exceptions=True)
-            raise
+        return await to_end(function, *arguments, stop=self.stopped.set)
 
     async def copy_single(self, copy: Callable[..., Awaitable[Copied]], file: TreeFile) -> Copied:
         """Copy one file by a method of `FileSystem`, again if the connection is lost."""

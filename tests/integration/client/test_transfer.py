@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import io
 import os
+import threading
+import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +27,7 @@ from execclient import (
     WalkIncomplete,
     connect,
 )
+from execclient.local_files import Attributes, LocalTarget
 from tests.support.servers import open_files
 from tests.support.wire import PATIENCE
 
@@ -334,6 +337,29 @@ async def test_what_cannot_be_renamed_into_place_is_not_begun(executor: Executor
         await executor.fs.rename("a", "b")
 
 
+async def test_a_download_that_is_cancelled_while_its_file_gets_its_name_is_whole(
+    executor: Executor, tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"x" * MIB)
+    commit, begun = LocalTarget.commit, threading.Event()
+
+    def slowly(target: LocalTarget, preserved: Attributes | None) -> bool:
+        begun.set()
+        time.sleep(0.2)
+        return commit(target, preserved)
+
+    monkeypatch.setattr(LocalTarget, "commit", slowly)
+    task = asyncio.create_task(executor.fs.download("file", here / "copy"))
+    await asyncio.to_thread(begun.wait)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert os.listdir(here) == ["copy"]
+    assert (here / "copy").stat().st_size == MIB
+
+
 async def test_a_transfer_that_is_cancelled_as_it_begins_leaves_nothing(
     executor: Executor, tmp_path: Path, here: Path
 ) -> None:
@@ -346,6 +372,8 @@ async def test_a_transfer_that_is_cancelled_as_it_begins_leaves_nothing(
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+        if (here / "copy").exists():  # the cancellation came at the very end
+            assert (here / "copy").stat().st_size == MIB
             (here / "copy").unlink()
 
     assert os.listdir(here) == []

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from execclient.connection.connection import Connection, Json
 from execclient.connection.target import Target
@@ -34,6 +34,8 @@ from execclient.session.network import NetworkAnswers
 from execclient.session.recovery import Connector, Recovery, join
 from execclient.session.replay import read_missing, reference, subscribe
 from execprotocol.path_uri import parse_path_uri
+
+T = TypeVar("T")
 
 IDEMPOTENT = frozenset(
     {
@@ -435,6 +437,23 @@ async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def to_end(function: Callable[..., T], *arguments: Any, stop: Callable[[], None] | None = None) -> T:
+    """Call a function in a thread. If this is cancelled, call `stop`, and wait until the function has ended:
+    what it uses is closed next.
+    """
+    working = asyncio.create_task(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        if stop is not None:
+            stop()
+        while not working.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({working})
+        working.exception()  # it is seen: the cancellation counts
+        raise
 
 
 def _fault(message: str, error: Exception) -> ProtocolFault:

@@ -5,9 +5,10 @@ A session keeps its number until an answer has reported the end of its process.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
+from functools import partial
 
+from execclient.session.session import to_end
 from execclient.tools import exec_text
 from execclient.tools.command_record import ended_record, new_chunk_id
 from execclient.tools.context import CallContext, ToolSession
@@ -119,9 +120,4 @@ async def _cleaned(terminal: TerminalText, data: bytes, *, ended: bool) -> str:
     """The cleaned text of a terminal's output."""
     if len(data) <= AT_ONCE_BYTES:
         return terminal.clean(data, ended=ended)
-    work = asyncio.create_task(asyncio.to_thread(terminal.clean, data, ended=ended))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait({work})  # the thread must release the terminal first
-        raise
+    return await to_end(partial(terminal.clean, data, ended=ended))
