@@ -6,8 +6,8 @@
 Rules kept in this file:
 
 1. The temporary file has no name where the file system allows that (O_TMPFILE), and gets one only for the
-   rename: a killed process leaves nothing. A temporary file with a name is locked; `tree_operations` removes
-   those that a killed process has left.
+   rename. A temporary file with a name is locked. Those that a killed process has left are removed by the
+   next process that needs such a name in the folder (`remove_left`).
 2. The new file gets the owner, the access list and the extended attributes of the old one, and its permission
    bits unless the request names others. Until then only its owner can read it.
 3. A file that cannot be replaced is written in place: a mount point, a file in a read-only folder, a file
@@ -21,19 +21,26 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from contextlib import suppress
+from functools import lru_cache
 
-from execprotocol.errors import InternalError, InvalidRequest
+from execprotocol.errors import InternalError, InvalidRequest, RpcError
 from execprotocol.path_text import printable_path
 from execserver.filesystem.content import content_digest, copy_content, reserve
 from execserver.filesystem.opening import ALWAYS, may_write, open_to_write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from execserver.filesystem.cancel import StopFlag
 
 TEMPORARY_PREFIX = ".execserver-copy-"
 """The prefix of names of temporary files and folders; a random word follows."""
+
+_LOCK_DELAY_SECONDS = 60.0
+"""No process takes longer between making a temporary file and locking or renaming it."""
 
 _CANNOT_REPLACE = frozenset(
     {errno.EBUSY, errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTSUP, errno.ENOENT}
@@ -182,7 +189,7 @@ class Replacement:
         if not self._name:
             if self._link(self._target):
                 return
-            name = temporary_name(self._folder)
+            name = self._temporary_name()
             if not self._link(name):
                 raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
             self._name = name
@@ -203,11 +210,15 @@ class Replacement:
         except OSError as error:
             if error.errno not in _NO_UNNAMED:
                 raise
-        name = temporary_name(self._folder)
+        name = self._temporary_name()
         fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         self._name = name
         lock_temporary(fd)
         return fd
+
+    def _temporary_name(self) -> str:
+        _remove_left_once(self._folder)
+        return temporary_name(self._folder)
 
     def _link(self, name: str) -> bool:
         """Give the unnamed file a name; False if the name exists."""
@@ -232,6 +243,38 @@ def lock_temporary(fd: int) -> None:
 def temporary_name(folder: str) -> str:
     """A new name for a temporary file or folder."""
     return os.path.join(folder, f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}")
+
+
+def remove_left(folder: str, remove: Callable[[str], None]) -> None:
+    """Remove temporary files and folders that a killed process has left in a folder. Never raises.
+
+    Args:
+        folder: where the process was to put what it copied.
+        remove: removes one; what it refuses stays.
+    """
+    with suppress(OSError), os.scandir(folder) as scan:
+        left = [entry.path for entry in scan if entry.name.startswith(TEMPORARY_PREFIX)]
+        for path in left:
+            with suppress(OSError, RpcError):
+                _remove_if_unused(path, remove)
+
+
+@lru_cache(maxsize=1024)
+def _remove_left_once(folder: str) -> None:
+    """Remove temporary files: a process lists a folder once, before its first one there."""
+    remove_left(folder, os.unlink)
+
+
+def _remove_if_unused(path: str, remove: Callable[[str], None]) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | ALWAYS)
+    try:
+        status = os.fstat(fd)
+        # A new one may not be locked yet.
+        if status.st_uid == os.geteuid() and time.time() - status.st_ctime > _LOCK_DELAY_SECONDS:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove(path)
+    finally:
+        os.close(fd)
 
 
 def can_be_written_only(error: OSError) -> bool:

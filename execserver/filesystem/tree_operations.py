@@ -12,19 +12,16 @@ Rules kept in this file:
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
-import time
 from contextlib import suppress
 
-from execprotocol.errors import InternalError, InvalidRequest, RpcError
+from execprotocol.errors import InternalError, InvalidRequest
 from execserver.filesystem.cancel import raise_if_cancelled
 from execserver.filesystem.content import copy_content, copy_whole
 from execserver.filesystem.directories import create_directory, rename_to_free_place
-from execserver.filesystem.opening import ALWAYS, open_to_write
+from execserver.filesystem.opening import open_to_write
 from execserver.filesystem.replacing import (
-    TEMPORARY_PREFIX,
     Attributes,
     CannotNameError,
     Replacement,
@@ -32,6 +29,7 @@ from execserver.filesystem.replacing import (
     inherit_attributes,
     lock_temporary,
     overwrite,
+    remove_left,
     resolve_destination,
     temporary_name,
 )
@@ -44,9 +42,6 @@ _SOURCE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEX
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _INTO_ITSELF = "fs/copy cannot copy a directory to itself or one of its descendants"
-
-_LOCK_DELAY_SECONDS = 60.0
-"""No process takes longer between making a temporary file and locking it."""
 
 
 # -- copy
@@ -115,7 +110,7 @@ def _copy_tree(source: str, destination: str, stop: StopFlag, options: CopyOptio
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     folder = os.path.dirname(destination)
     create_directory(folder, recursive=True)
-    _sweep(folder)
+    remove_left(folder, lambda path: remove(path, recursive=True, force=True))
     temporary = temporary_name(folder)
     os.mkdir(temporary, 0o700)
     made: list[tuple[str, os.stat_result]] = []
@@ -314,27 +309,6 @@ def _attributes(
 
 def _set_times(path: str, status: os.stat_result) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
-
-
-def _sweep(folder: str) -> None:
-    """Remove temporary files and folders that a killed process has left in a folder. Never raises."""
-    with suppress(OSError), os.scandir(folder) as scan:
-        left = [entry.path for entry in scan if entry.name.startswith(TEMPORARY_PREFIX)]
-        for path in left:
-            with suppress(OSError, RpcError):
-                _remove_if_unused(path)
-
-
-def _remove_if_unused(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | ALWAYS)
-    try:
-        status = os.fstat(fd)
-        # A new one may not be locked yet.
-        if status.st_uid == os.geteuid() and time.time() - status.st_ctime > _LOCK_DELAY_SECONDS:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove(path, recursive=True, force=True)
-    finally:
-        os.close(fd)
 
 
 # -- remove

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from execprotocol.errors import InvalidRequest
-from execserver.filesystem import tree_operations
+from execserver.filesystem import replacing
 from execserver.filesystem.cancel import RequestCancelled
-from execserver.filesystem.replacing import Attributes, install
+from execserver.filesystem.replacing import Attributes, install, put
 from execserver.filesystem.tree_operations import copy
 from tests.support.mounts import Mount
 
@@ -164,7 +164,7 @@ def test_a_killed_copy_of_a_tree_leaves_a_hidden_folder_that_the_next_one_remove
             (hidden,) = os.listdir(tmp_path / "into")
             assert hidden.startswith(".execserver-copy-")
             (tmp_path / "small").mkdir()
-            monkeypatch.setattr(tree_operations, "_LOCK_DELAY_SECONDS", 0.0)
+            monkeypatch.setattr(replacing, "_LOCK_DELAY_SECONDS", 0.0)
 
             _copy(tmp_path / "small", tmp_path / "into" / "first", recursive=True)
             assert sorted(os.listdir(tmp_path / "into")) == [hidden, "first"]
@@ -173,6 +173,38 @@ def test_a_killed_copy_of_a_tree_leaves_a_hidden_folder_that_the_next_one_remove
     _copy(tmp_path / "small", tmp_path / "into" / "second", recursive=True)
 
     assert sorted(os.listdir(tmp_path / "into")) == ["first", "second"]
+
+
+_REPLACES = """
+import os, sys, threading
+from execserver.filesystem.replacing import Attributes, put
+
+def wait(*paths, **named):
+    print(flush=True)
+    sys.stdin.readline()
+
+os.rename = wait  # the temporary file has its name
+put(sys.argv[1], b"new", None, Attributes(), keep_mode=True, stop=threading.Event())
+"""
+
+
+def test_the_name_that_a_killed_process_left_for_a_file_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "old").write_bytes(b"old")
+    command = [sys.executable, "-c", _REPLACES, str(tmp_path / "old")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+    assert len(os.listdir(tmp_path)) == 2
+    (tmp_path / ".execserver-copy-folder").mkdir()
+    for delay in (replacing._LOCK_DELAY_SECONDS, 0.0):
+        replacing._remove_left_once.cache_clear()
+        monkeypatch.setattr(replacing, "_LOCK_DELAY_SECONDS", delay)
+        put(str(tmp_path / "old"), b"new", None, Attributes(), keep_mode=True, stop=threading.Event())
+        assert len(os.listdir(tmp_path)) == (3 if delay else 2), "another process may use a new one"
+    assert (tmp_path / "old").read_bytes() == b"new"
 
 
 def test_a_growing_file_is_copied_as_large_as_it_was(tmp_path: Path) -> None:
