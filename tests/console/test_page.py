@@ -110,7 +110,7 @@ def test_a_gap_is_shown_in_the_output_and_in_the_time_line(
 def test_the_time_line_goes_by_the_times_of_the_output(
     window: Window, executor: Executor, start_console: Start
 ) -> None:
-    process = shell(executor, "sleep 0.3; echo one; sleep 0.7; echo two; sleep 0.7; echo three")
+    process = shell(executor, "sleep 0.3; echo one; sleep 1.5; echo two; sleep 1.5; echo three")
     process.wait_closed()
     times = [chunk.at for chunk in process.read().chunks]
     listed = executor.call("process/list", {})["processes"]
@@ -136,7 +136,7 @@ def test_the_time_line_goes_by_the_times_of_the_output(
 def test_a_replay_takes_the_time_of_the_output_and_can_be_paused(
     window: Window, executor: Executor, start_console: Start
 ) -> None:
-    process = shell(executor, "echo one; sleep 1; echo two; sleep 1; echo three")
+    process = shell(executor, "echo one; sleep 3; echo two; sleep 3; echo three")  # 2 s each in a replay
     process.wait_closed()
     window.open(start_console().link)
     window.choose(process.id)
@@ -145,14 +145,14 @@ def test_a_replay_takes_the_time_of_the_output_and_can_be_paused(
     window.press("Play")
     window.until_lines(["one"])
     window.until_lines(["one", "two"])
-    assert time.monotonic() - begin > 0.9
+    assert time.monotonic() - begin > 1.9
     window.press("Pause")
     stopped = window.position
     time.sleep(1.3)
     assert (window.lines, window.position) == (["one", "two"], stopped)
     window.press("Play")
     window.until_lines(["one", "two", "three"])
-    assert time.monotonic() - begin > 0.9 + 1.3 + 0.8
+    assert time.monotonic() - begin > 1.9 + 1.3 + 1.8
     window.until_text(".play", "Play")
 
 

@@ -211,7 +211,7 @@ async def test_before_the_token_nothing_else_is_answered(console: Console, messa
 async def test_connections_that_present_no_token_are_closed_and_limited(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_connection, "OPEN_SECONDS", 1.0)
+    monkeypatch.setattr(page_connection, "OPEN_SECONDS", 3.0)
     address = address_of(console.url)
     async with AsyncExitStack() as stack:
         silent = [

@@ -18,7 +18,7 @@ from tests.fuzz.doors import Door, Framed, HeaderDoor, LineDoor, WebSocketDoor
 from tests.fuzz.verdicts import Judge
 from tests.support.wire import Json, _upgrade
 
-SENTINEL_SECONDS = 5.0
+SENTINEL_SECONDS = 15.0
 """For the plain question behind a round, which waits for nothing: a longer silence is a hang."""
 
 REPLY_SECONDS = 20.0

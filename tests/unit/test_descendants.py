@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -291,18 +292,20 @@ def test_more_members_than_descriptors_are_killed_in_turns(instance: int, left: 
 def test_the_time_limit_counts_from_the_last_end_of_a_process(
     instance: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = descendants.read_proc
+    read, now = descendants.read_proc, 0.0
 
     def slowly(path: str) -> bytes:  # as on a busy machine
-        time.sleep(0.001)
+        nonlocal now
+        now += 0.001
         return read(path)
 
     process, _ = start(instance, 1, "for i in $(seq 32); do sleep 600 & done; echo go; wait")
     with descriptors_left(6), monkeypatch.context() as patched:
         patched.setattr(descendants, "read_proc", slowly)
-        begin = time.monotonic()
+        patched.setattr(descendants, "time", SimpleNamespace(monotonic=lambda: now))
+        patched.setattr(descendants, "_RESCAN_S", 20.0)  # by the real clock
         assert kill_descendants(instance, timeout=0.5) == []
-        assert time.monotonic() - begin > 0.5, "the limit was never reached"
+        assert now > 0.5, "the limit was never reached"
     process.wait()
 
 

@@ -13,7 +13,8 @@ from tests.third_party.mcp.conftest import Hosts, interrupted, output_of, read_t
 
 pytestmark = pytest.mark.parametrize("mode", ["legacy"], indirect=True)  # the state is the same in both
 
-COUNT = "for i in $(seq 1 25); do echo line $i; sleep 0.1; done; exit 7"
+UNTIL_FOUND = "until test -e found; do sleep 0.1; done"
+COUNT = f"for i in $(seq 1 25); do echo line $i; sleep 0.1; done; {UNTIL_FOUND}; exit 7"
 COUNTED = "".join(f"line {i}\n" for i in range(1, 26))
 
 
@@ -26,6 +27,7 @@ async def test_a_command_is_read_on_after_the_server_was_killed(hosts: Hosts) ->
         with pytest.raises(MCPError, match="closed"):
             await client.call_tool("write_stdin", {"session_id": session})
     async with hosts.start("--max-wait", "1") as client:
+        (hosts.workspace / "found").touch()
         output, result = await read_to_end(client, session)
 
     assert output_of(first) + output == COUNTED
@@ -43,6 +45,7 @@ async def test_a_kill_in_the_middle_of_a_call_loses_none_of_its_output(hosts: Ho
         with pytest.raises(MCPError, match="closed"):
             await reading
     async with hosts.start("--max-wait", "1") as client:
+        (hosts.workspace / "found").touch()
         output, _ = await read_to_end(client, session)
 
     assert output_of(first) + output == COUNTED
@@ -50,7 +53,7 @@ async def test_a_kill_in_the_middle_of_a_call_loses_none_of_its_output(hosts: Ho
 
 async def test_a_command_whose_start_was_not_answered_is_found(hosts: Hosts) -> None:
     async with hosts.start() as client:
-        command = f"touch begun; until test -e listed; do sleep 0.1; done; {COUNT}"
+        command = f"touch begun; {UNTIL_FOUND}; {COUNT}"
         starting = asyncio.create_task(session_of(client, command))
         while not (hosts.workspace / "begun").exists():
             await asyncio.sleep(0.1)
@@ -59,7 +62,7 @@ async def test_a_command_whose_start_was_not_answered_is_found(hosts: Hosts) -> 
             await starting
     async with hosts.start() as client:
         listed = await client.call_tool("list_sessions", {})
-        (hosts.workspace / "listed").touch()
+        (hosts.workspace / "found").touch()
         found = re.fullmatch(r"session_id (\d+): running, .*\n", text(listed), re.DOTALL)
         assert found, text(listed)
         output, result = await read_to_end(client, int(found[1]))

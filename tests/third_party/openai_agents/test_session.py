@@ -239,7 +239,7 @@ async def test_the_output_of_all_updates_is_whole(url: str) -> None:
 
 async def test_a_cancelled_update_loses_no_output(url: str) -> None:
     async with started(ExecServerSandboxClient(url)) as session:
-        update = await session.pty_exec_start("sleep 1; echo late; sleep 2", yield_time_s=0.25)
+        update = await session.pty_exec_start("sleep 1; echo late; sleep 20", yield_time_s=0.25)
         assert update.process_id is not None
         waiting = session.pty_write_stdin(session_id=update.process_id, chars="", yield_time_s=30)
         with pytest.raises(TimeoutError):

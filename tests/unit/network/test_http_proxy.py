@@ -463,6 +463,8 @@ async def test_a_server_that_does_not_answer_a_connect_becomes_504() -> None:
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("framing", [b"", b"Content-Length: 300000\r\n", b"Transfer-Encoding: chunked\r\n"])
 async def test_a_cut_answer_does_not_look_complete(version: str, framing: bytes) -> None:
+    arrived = asyncio.Event()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n")
@@ -471,7 +473,7 @@ async def test_a_cut_answer_does_not_look_complete(version: str, framing: bytes)
         writer.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
         )
-        await asyncio.sleep(0.1)  # a reset takes bytes with it that have not arrived
+        await arrived.wait()  # a reset takes bytes with it that have not arrived
 
     async with origin(serve) as server, proxy(LOOPBACK) as running:
         reader, writer = await running.open()
@@ -482,6 +484,8 @@ async def test_a_cut_answer_does_not_look_complete(version: str, framing: bytes)
             try:
                 while data := await reader.read(65_536):
                     got += data
+                    if got.count(b"z") == 100_000:
+                        arrived.set()
             except ConnectionResetError:
                 reset = True
         writer.close()

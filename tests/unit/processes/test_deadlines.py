@@ -176,7 +176,7 @@ def test_an_earlier_deadline_that_comes_later_is_not_missed_and_one_that_is_over
         deadlines.add(2, Deadline(now + 1, None, now))
         deadlines.add(3, Deadline(now - 5, None, now - 10))
         loop.run_until_complete(asyncio.sleep(0.02))
-        assert passed == [3]
+        assert passed == [3] or (passed == [3, 2] and time.monotonic() >= now + 1)
         loop.run_until_complete(asyncio.sleep(1.03))
         assert passed == [3, 2]
         assert len(deadlines) == 1
@@ -209,7 +209,10 @@ def test_a_callback_may_add_and_forget() -> None:
                 deadlines.add(number + 1, Deadline(time.monotonic(), None, time.monotonic()))
 
         deadlines = Deadlines(loop, on_passed)
-        deadlines.add(1, Deadline(time.monotonic(), None, time.monotonic()))
+        begin = time.monotonic()
+        deadlines.add(1, Deadline(begin, None, begin))
         loop.run_until_complete(asyncio.sleep(0.06))
+        while len(passed) < 3 and time.monotonic() < begin + 20:
+            loop.run_until_complete(asyncio.sleep(0.06))
         assert passed == [1, 2, 3]
         deadlines.close()

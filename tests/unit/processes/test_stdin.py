@@ -423,6 +423,8 @@ def test_no_byte_of_accepted_input_is_lost_or_doubled_over_25_kills() -> None:
             if not writes:
                 killer.start()
             writes -= 1
+            if writes == -4:
+                killer.join()
             try:
                 ours.send(struct.pack("Q", sent) + pattern(sent, size))
                 answer = ours.recv(1)

@@ -95,14 +95,15 @@ def test_what_cannot_be_shown_is_shown_as_a_question_mark() -> None:
 
 @pytest.mark.parametrize("part", ["/a", "/../a", "/%61", "%25%32", "//"])
 def test_a_uri_longer_than_any_path_is_a_path_that_is_too_long_at_once(part: str) -> None:
-    begin = time.process_time()
-    path = parse_path_uri("file://" + part * (2 << 20))
-    assert time.process_time() - begin < 0.05
+    uri = "file://" + part * (2 << 20)
+    begin = time.thread_time()
+    path = parse_path_uri(uri)
+    assert time.thread_time() - begin < 0.05
     with pytest.raises(OSError, match="File name too long"):
         os.stat(path)
-    begin = time.process_time()
+    begin = time.thread_time()
     for _ in range(1000):  # as many as a request has
         parse_path_uri("file://" + part * (65_000 // len(part)))
-    assert time.process_time() - begin < 0.5
+    assert time.thread_time() - begin < 0.5
     longest = "file://" + "/a" * ((MAX_URI - 7) // 2)
     assert parse_path_uri(longest) == longest.removeprefix("file://")

@@ -225,7 +225,7 @@ async def test_a_member_describes_itself_and_reports_changes_of_its_load_soon(
         loads.append(load)
         changed, status = clock(), StatusRequest("registration-1", *load)
         await relay.until(partial(_has, relay.statuses, status))
-        assert clock() - changed < 0.3 + 1.0  # the second is for a busy machine
+        assert clock() - changed < executor.REPORT_SECONDS / 2
     assert relay.entries == [entry]
     await asyncio.sleep(3 * executor.CHECK_SECONDS)
     assert [each.sessions for each in relay.statuses] == [3, 4, 4]

@@ -346,9 +346,9 @@ def test_what_is_wrong_comes_before_what_is_missing() -> None:
     ids=["a long list", "a large object", "much missing"],
 )
 def test_a_fault_in_a_large_message_is_found_in_no_long_time(method: str, params: Any, field: str) -> None:
-    started = time.process_time()
+    started = time.thread_time()
     assert refusal(method, params)[1] == field
-    assert time.process_time() - started < 1.0
+    assert time.thread_time() - started < 3.0
 
 
 # -- what follows from the models

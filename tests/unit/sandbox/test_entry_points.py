@@ -150,13 +150,13 @@ def test_one_that_breaks_the_protocol_is_told_with_the_method(
 def test_one_that_hangs_is_not_waited_for_twice(packages: Path, state: Path) -> None:
     loaded = entry_points.load("Hanging")
     assert isinstance(loaded, entry_points.GuardedBackend)
-    loaded.timeout = 0.2
-    with pytest.raises(BackendError, match=r"hung in wrap for 0\.2 s"):
+    loaded.timeout = 2
+    with pytest.raises(BackendError, match="hung in wrap for 2 s"):
         probe_backend("Hanging", loaded, str(state))
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     with pytest.raises(BackendError, match="until the daemon is started again"):
         probe_backend("Hanging", loaded, str(state))
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
 
 
 def test_a_result_that_comes_too_late_is_closed(packages: Path) -> None:

@@ -239,9 +239,9 @@ def test_each_wall_that_is_missing_is_named(
 def test_one_that_hangs_is_killed_with_all_that_it_started(fake: Fake, state: Path, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = f"setsid sh -c 'echo $$ >>{pids}; exec sleep 600' & echo $$ >>{pids}; wait"
-    result = probe(fake(script), str(state), timeout=1)
+    result = probe(fake(script), str(state), timeout=4)
     assert not result.works
-    assert "did not end within 1 s" in result.reason
+    assert "did not end within 4 s" in result.reason
     numbers = [int(line) for line in pids.read_text().split()]
     assert len(numbers) == 2
     deadline = time.monotonic() + 10

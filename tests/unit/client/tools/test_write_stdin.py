@@ -20,7 +20,7 @@ PAUSE = 0.1
 
 
 class Session:
-    """A process that goes on; keeps what is done with it, and when."""
+    """A process that goes on; keeps what is done with it, and when by its clock, which only `sleep` moves."""
 
     def __init__(self, *, tty: bool) -> None:
         self.done: list[tuple[str, object, float]] = []
@@ -30,6 +30,13 @@ class Session:
         self.call = SimpleNamespace(params=params, policy=SimpleNamespace(parity=False))
         self.terminal = None
         self.exec = self
+        self._now = 0.0
+
+    def time(self) -> float:
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        self._now += seconds
 
     def listen(self, listener: object) -> None:
         """Nothing comes."""
@@ -48,7 +55,7 @@ class Session:
         self._note("interrupt", None)
 
     def _note(self, what: str, value: object) -> None:
-        self.done.append((what, value, asyncio.get_running_loop().time()))
+        self.done.append((what, value, self._now))
 
 
 @pytest.fixture
@@ -73,6 +80,8 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             budget=lambda tokens: None,
         )
         context.wait_seconds = partial(CallContext.wait_seconds, context)
+        clock = SimpleNamespace(get_running_loop=lambda: session, sleep=session.sleep)
+        monkeypatch.setattr(module, "asyncio", clock)
         parsed = parse(WriteStdinArguments, {"session_id": 1000, **arguments})
         await module.write_stdin(context, parsed, "c")
 
@@ -89,7 +98,7 @@ async def test_after_a_write_there_is_a_pause_and_the_rest_of_the_time_is_waited
     (wrote, data, written), (collected, seconds, begun) = session.done
     assert (wrote, data, collected) == ("write", "export FOO=bar\n", "collect")
     assert begun - written >= PAUSE
-    assert seconds == pytest.approx(1.0 - (begun - written), abs=0.05)
+    assert seconds == pytest.approx(1.0 - (begun - written))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +123,7 @@ async def test_who_writes_waits_within_bounds(call: Callable[..., Any], asked: i
     await call(session, chars="x", yield_time_ms=asked)
 
     (_, _, written), (_, waited, begun) = session.done
-    assert waited == pytest.approx(max(seconds - (begun - written), 0), abs=0.05)
+    assert waited == pytest.approx(max(seconds - (begun - written), 0))
 
 
 async def test_without_a_terminal_an_interrupt_alone_gets_through(call: Callable[..., Any]) -> None:
