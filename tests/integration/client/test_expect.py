@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -118,6 +119,13 @@ def interrupted_while_it_waits(child: RemoteSpawn) -> None:
     child.kill = kill_when_it_sleeps  # type: ignore[method-assign]
 
 
+class Patient(replwrap.REPLWrapper):
+    """After a SIGINT, pexpect's own waits a second for the prompt."""
+
+    def _expect_prompt(self, timeout: float | None = -1, async_: bool = False) -> Any:
+        return self.child.expect_exact([self.prompt, self.continuation_prompt], async_=async_)
+
+
 def repl(spawn: Spawn, name: str, **options: Any) -> replwrap.REPLWrapper:
     argv, prompt, change = REPLS[name]
     if name == "bash":
@@ -125,7 +133,7 @@ def repl(spawn: Spawn, name: str, **options: Any) -> replwrap.REPLWrapper:
         change = change.replace("{0}", "[PEXP\\[\\]ECT_PROMPT>").replace("{1}", "[PEXP\\[\\]ECT_PROMPT+")
     child = spawn(*argv, env=REPL_ENV, **options)
     interrupted_while_it_waits(child)
-    return replwrap.REPLWrapper(child, prompt, change)
+    return Patient(child, prompt, change)
 
 
 @pytest.mark.parametrize(
@@ -605,6 +613,9 @@ def interact(url: str) -> Iterator[Callable[..., pexpect.spawn[str]]]:
         user = pexpect.spawn(sys.executable, arguments, encoding="utf-8", timeout=PATIENCE)
         started.append(user)
         user.expect_exact("BEGIN\r\n")
+        # What is typed before is dropped.
+        while user.isalive() and termios.tcgetattr(user.child_fd)[3] & termios.ICANON:
+            time.sleep(0.01)
         return user
 
     yield start

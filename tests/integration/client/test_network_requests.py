@@ -204,9 +204,10 @@ async def test_closing_with_keep_leaves_an_open_question_to_the_next_client(scri
 
 
 async def test_closing_ends_a_handler_that_still_decides(scripted: ScriptedDaemon) -> None:
-    ended = asyncio.Event()
+    begun, ended = asyncio.Event(), asyncio.Event()
 
     async def never(_: NetworkRequest) -> bool:
+        begun.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -215,7 +216,7 @@ async def test_closing_ends_a_handler_that_still_decides(scripted: ScriptedDaemo
 
     async with connect_to(scripted, on_network_request=never) as (_, peer):
         peer.send(question(1))
-        await asyncio.sleep(0.05)
+        await asyncio.wait_for(begun.wait(), 10)
     await asyncio.wait_for(ended.wait(), 10)
 
 

@@ -8,6 +8,7 @@ import pickle
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from execclient import (
     sync,
 )
 from execclient.tools import Toolset
+from tests.integration.client.test_run import ENOUGH_SECONDS
 from tests.support.wire import Server, alive, wait_gone
 
 PATIENCE = 20.0
@@ -46,6 +48,14 @@ DEAF = f"trap '' TERM; echo ready; {LOOP}"
 async def ready(process: Process) -> None:
     """Wait for the first output."""
     assert (await anext(process)).data.startswith(b"ready")
+
+
+async def printed(process: Process, size: int) -> None:
+    """Wait until the daemon has that much output."""
+    seen, after = 0, 0
+    while seen < size:
+        page = await process.read(after, wait=PATIENCE)
+        seen, after = seen + len(page.data), page.next_seq - 1
 
 
 # -- ending a process
@@ -210,21 +220,25 @@ async def test_a_second_communicate_continues_the_first(executor: Executor) -> N
     assert await process.communicate() == (b"first\nend\n", b"")
 
 
-def test_communicate_without_a_loop_returns_what_was_fetched_and_not_taken(url: str) -> None:
+def test_communicate_without_a_loop_returns_what_was_fetched_and_not_taken(url: str, tmp_path: Path) -> None:
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
     with sync.connect(url) as executor:
         process = executor.start(["sh", "-c", "echo one; read -r x; echo two"], stdin=True)
         assert process.output.wait(PATIENCE)
         assert process.communicate("x\n", timeout=PATIENCE) == (b"one\ntwo\n", b"")
-        slow = executor.start(["sh", "-c", "echo one; sleep 1.5; echo two"])
+        slow = executor.start(["sh", "-c", f"echo one; read -r x < {fifo}; echo two"])
         with pytest.raises(WaitTimeout, match=r"did not end within 0\.3 s"):
             slow.communicate(timeout=0.3)
+        fifo.write_text("\n")
         assert slow.communicate(timeout=PATIENCE) == (b"one\ntwo\n", b"")
 
 
 async def test_lost_output_is_told_by_communicate_with_the_rest(executor: Executor) -> None:
-    process = await executor.start(
-        ["sh", "-c", "yes | head -c 1000000; sleep 0.3; echo end"], buffer_bytes=1000
-    )
+    script = "yes | head -c 1000000; read -r line; echo end"
+    process = await executor.start(["sh", "-c", script], stdin=True, buffer_bytes=1000)
+    await printed(process, 1_000_000)
+    await process.write("\n")
     await process.wait_closed()
     with pytest.raises(OutputGap) as raised:
         await process.communicate()
@@ -259,7 +273,10 @@ def test_lines_that_are_left_continue_without_a_loop(url: str) -> None:
 
 
 async def test_a_gap_between_lines_is_told_at_its_place(executor: Executor) -> None:
-    process = await executor.start(["sh", "-c", "seq 100000; sleep 0.3; echo end"], buffer_bytes=1000)
+    script = "seq 100000; read -r line; echo end"
+    process = await executor.start(["sh", "-c", script], stdin=True, buffer_bytes=1000)
+    await printed(process, 588_895)
+    await process.write("\n")
     await process.wait_closed()
     lines = process.lines()
     with pytest.raises(OutputGap):
@@ -281,8 +298,11 @@ async def graceful(request: pytest.FixtureRequest, executor: Executor) -> Execut
 
 @pytest.mark.parametrize("limit", ["timeout", "idle_timeout"])
 async def test_a_command_may_clean_up_at_its_limit(graceful: Executor, limit: str) -> None:
-    limits: dict[str, Any] = {limit: 0.8}
-    result = await graceful.run(["sh", "-c", TRAPPED], **limits, grace=60)
+    for seconds in ENOUGH_SECONDS:
+        limits: dict[str, Any] = {limit: seconds}
+        result = await graceful.run(["sh", "-c", TRAPPED], **limits, grace=60)
+        if result.stdout.startswith(b"ready"):
+            break
 
     assert (result.exit_code, result.returncode, result.timed_out) == (124, 124, True)
     assert result.cause == {"timeout": "timeout", "idle_timeout": "idleTimeout"}[limit]
@@ -290,28 +310,37 @@ async def test_a_command_may_clean_up_at_its_limit(graceful: Executor, limit: st
 
 
 async def test_a_command_that_does_not_end_in_its_grace_is_killed(graceful: Executor) -> None:
-    begin = time.monotonic()
-    process = await graceful.start(["sh", "-c", DEAF], timeout=0.5, grace=0.7)
+    for seconds in ENOUGH_SECONDS:
+        begin = time.monotonic()
+        process = await graceful.start(["sh", "-c", DEAF], timeout=seconds, grace=0.7)
+        ended = (await process.wait(PATIENCE), process.cause)
+        elapsed = time.monotonic() - begin
+        if (await process.read()).data:
+            break
 
-    assert (await process.wait(PATIENCE), process.cause) == (124, "timeout")
-    assert time.monotonic() - begin >= 1.2
+    assert ended == (124, "timeout")
+    assert elapsed >= seconds + 0.7
 
 
 async def test_descendants_have_their_grace_when_their_leader_has_ended(graceful: Executor) -> None:
-    begin = time.monotonic()
     child = rf"trap '' TERM; echo \$\$; exec >/dev/null 2>&1; {LOOP}"
-    result = await graceful.run(["sh", "-c", f'setsid sh -c "{child}" & wait'], timeout=1, grace=1)
+    for seconds in ENOUGH_SECONDS:
+        begin = time.monotonic()
+        script = f'setsid sh -c "{child}" & wait'
+        result = await graceful.run(["sh", "-c", script], timeout=seconds, grace=1)
+        if result.stdout:
+            break
     descendant = int(result.text)
     still_there = alive(descendant)
 
-    assert still_there or time.monotonic() - begin >= 2
+    assert still_there or time.monotonic() - begin >= seconds + 1
     assert (result.exit_code, result.cause) == (124, "timeout")
     assert await asyncio.to_thread(wait_gone, descendant, PATIENCE)
-    assert time.monotonic() - begin >= 2
+    assert time.monotonic() - begin >= seconds + 1
 
 
 async def test_the_daemon_kills_later_if_the_client_that_warns_is_gone(graceful: Executor) -> None:
-    process = await graceful.start(["sh", "-c", f"echo ready; {LOOP}"], timeout=1, grace=0.5)
+    process = await graceful.start(["sh", "-c", f"echo ready; {LOOP}"], timeout=3, grace=0.5)
     await ready(process)
     if process._deadlines is not None:
         process._deadlines.cancel()

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -235,8 +236,12 @@ async def test_a_checkout_under_cuts_is_followed_to_the_same_tree(
         mirror = Mirror(repository, exclude=".git")
         assert not mirror.differences()
         checkout = asyncio.create_task(asyncio.to_thread(git, repository, "checkout", "--quiet", "old"))
-        cuts = 0
-        while (batch := await watch.batch(2.0)) or not checkout.done():
+        cuts, end = 0, time.monotonic() + 60
+        while (
+            (batch := await watch.batch(2.0))
+            or not checkout.done()
+            or (mirror.differences() and time.monotonic() < end)
+        ):
             for change in batch:
                 mirror.apply(change)
                 if within == "changes" and cuts < CUTS and mirror.changes % 100 == 0:

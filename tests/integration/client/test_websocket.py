@@ -278,9 +278,9 @@ async def test_a_peer_that_answers_pings_is_kept(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
-    monkeypatch.setattr(websocket, "GRACE_SECONDS", 2.5)
+    monkeypatch.setattr(websocket, "GRACE_SECONDS", 4.5)
     async with connect(start_server("ws://127.0.0.1:0").url) as executor:
-        result = await executor.run(["sleep", "3"])
+        result = await executor.run(["sleep", "5"])
 
         assert (result.exit_code, executor.recoveries) == (0, 0)
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -326,16 +327,20 @@ def test_waiting_for_a_pipe_ends_at_once(
         "target": (f":{there}/file", "fifo"),
         "stdin": ("/dev/stdin", f":{there}/file"),
     }[way]
-    with execserver.start("cp", *arguments) as process:
-        if way == "target":
-            until(lambda: catches(process.pid, signal.SIGUSR2))  # the last one that it learns to catch
-            time.sleep(0.5)  # that it tries to open the pipe has no trace
-        else:
-            until(lambda: len(list(there.iterdir())) == 2)
-        process.send_signal(number)
-        begun = time.monotonic()
-        assert process.wait(20) == 128 + number
-        assert time.monotonic() - begun < 3
+    for _ in range(3):  # one may meet a machine that stands still
+        with execserver.start("cp", *arguments) as process:
+            if way == "target":
+                until(partial(catches, process.pid, signal.SIGUSR2))  # the last one that it learns to catch
+                time.sleep(0.5)  # that it tries to open the pipe has no trace
+            else:
+                until(lambda: len(list(there.iterdir())) == 2)
+            process.send_signal(number)
+            begun = time.monotonic()
+            assert process.wait(20) == 128 + number
+            taken = time.monotonic() - begun
+        if taken < 3:
+            break
+    assert taken < 3
     if held is not None:
         os.close(held)
 

@@ -158,7 +158,8 @@ def test_what_is_no_port_is_a_wrong_command_line(execserver: CommandLine, ports:
 def test_ports_are_completed(execserver: CommandLine) -> None:
     _, port = listening(execserver)
 
-    assert complete(execserver, "forward", str(port)[:2]) == [str(port)]
+    # The daemon has a second for its answer.
+    until(lambda: complete(execserver, "forward", str(port)[:2]) == [str(port)])
 
 
 def test_through_a_relay_the_ports_of_detached_commands_are_forwarded(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from execclient.commands.app import COMMANDS as CLIENT_COMMANDS
 from execserver.__main__ import DAEMON_COMMANDS
-from tests.integration.commands.conftest import EXECSERVER, CommandLine
+from tests.integration.commands.conftest import EXECSERVER, CommandLine, until
 
 COMMANDS = {*DAEMON_COMMANDS, *CLIENT_COMMANDS, "help", "version"}
 
@@ -201,8 +201,9 @@ def test_process_ids_are_completed_but_for_those_that_a_shell_would_obey(execser
                 await executor.start(["sleep", "50"], id=name)
 
     asyncio.run(start())
-    assert complete(execserver, "attach", "p") == ["pone", "ptwo"]
-    assert complete(execserver, "kill", "--url", execserver.url, "pon") == ["pone"]
+    # The daemon has a second for its answer.
+    until(lambda: complete(execserver, "attach", "p") == ["pone", "ptwo"])
+    until(lambda: complete(execserver, "kill", "--url", execserver.url, "pon") == ["pone"])
 
 
 def test_without_a_daemon_nothing_is_offered_and_nothing_is_said(execserver: CommandLine) -> None:

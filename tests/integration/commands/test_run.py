@@ -198,7 +198,10 @@ def test_a_command_may_clean_up_at_its_time_limit(execserver: CommandLine) -> No
     cleans_up = 'trap "echo bye; exit 3" TERM; echo up; while :; do sleep 0.1; done'
 
     for options, output in ((["--grace", "20"], b"up\nbye\n"), ([], b"up\n")):
-        done = execserver("run", "--timeout", "1", *options, "--", "sh", "-c", cleans_up)
+        for limit in ("1", "5", "15"):  # enough for a shell to begin
+            done = execserver("run", "--timeout", limit, *options, "--", "sh", "-c", cleans_up)
+            if done.stdout.startswith(b"up"):
+                break
         assert (done.stdout, done.returncode) == (output, 124)
 
 
@@ -311,7 +314,7 @@ def test_what_is_detached_goes_on_and_can_be_found_again(execserver: CommandLine
     assert done.returncode == 0
     assert b" keeps running for 30 s without a client" in done.stderr
     assert process_id in execserver("ps").stdout.decode()
-    assert execserver("logs", process_id).stdout == b"here\n"
+    until(lambda: execserver("logs", process_id).stdout == b"here\n")
     assert execserver("kill", "-s", "KILL", process_id).returncode == 0
     until(lambda: all(each.state != "running" for each in execserver.processes()))
 

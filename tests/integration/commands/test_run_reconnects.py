@@ -114,5 +114,6 @@ async def test_after_its_ttl_the_command_is_ended_and_its_client_with_it(execser
         assert errors.startswith(b"execserver: the session could not be resumed within 1 s: no server")
         assert process.returncode == 125
         await forwarder.start()
-    async with connect(execserver.url) as executor:
-        assert await executor.processes(all_sessions=True) == []
+    async with connect(execserver.url) as executor, asyncio.timeout(20):
+        while await executor.processes(all_sessions=True):  # the daemon may have noticed the cut later
+            await asyncio.sleep(0.05)

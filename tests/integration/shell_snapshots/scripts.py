@@ -207,7 +207,7 @@ ZSH_SCRIPTS = {
     },
     "background": "sleep 0.01 & wait $!; echo $?; jobs",
     # A job that has ended is not found by its number, other than in bash.
-    "job": "(sleep 0.3; exit 4) & wait %1; echo $?; jobs -p",
+    "job": "(sleep 1; exit 4) & wait %1; echo $?; jobs -p",
     "flags": "echo $-; setopt; unsetopt",
     "variables": "typeset -p | grep -vE ' (_|[$!]|PPID|RANDOM|SECONDS|TTYIDLE|EPOCH.*)='",
     "functions": "functions; mine_too; type colors",

@@ -276,8 +276,8 @@ async def test_a_command_runs_in_the_environment_that_it_names(
 @ONE_TRANSPORT
 async def test_a_clean_terminal_shows_what_came_of_a_line_and_nothing_else(make: Make) -> None:
     tools = make(config=ToolsConfig(clean_terminal=True))
-    # Its prompt is not shown, so that there is nothing to wait for but time.
     begun = await run(tools, "exec bash --norc -i", tty=True, yield_time_ms=2_000)
+    assert "bash-" in await shown(tools, begun, "bash-")
     listed = await write(tools, begun.process_id, "cd /; ls -d usr\n", yield_time_ms=500)
     assert await shown(tools, listed, "usr\n") == "usr\n"
 

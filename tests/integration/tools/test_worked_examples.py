@@ -108,6 +108,7 @@ async def test_a_shell_that_keeps_its_state_between_calls(tools: Toolset) -> Non
         )
         assert first.to_process_json()["process_id"] == "1001"
         assert first.to_process_json()["exit_code"] is None
+        assert "bash-" in await shown(tools, first, "bash-")
 
         second = await tools.call(
             "write_stdin", {"process_id": "1001", "input": "export FOO=bar\n", "yield_time_ms": 1000}
