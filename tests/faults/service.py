@@ -201,38 +201,40 @@ class Service:
         """MiB of memory of the server process."""
         return self._status("VmRSS")
 
-    def settle(self) -> None:
-        """Wait until it has loaded what it leaves for the first moment after its start, which takes processor
-        time and memory once.
+    def settle(self, *, probed: bool = True) -> None:
+        """Wait until it has loaded and opened what it leaves for the first moments after its start, which
+        takes processor time and memory once.
+
+        Args:
+            probed: False not to wait for its try of a sandbox, two seconds after the start.
 
         Raises:
             AssertionError: it has not, or is busy with something else.
         """
         maps = Path(f"/proc/{self.server_pid}/maps")
         # What structlog brings with rich; behind it picows, where there are sockets.
-        last = "/unicodedata." if self.transport == "stdio" else "/picows."
-        assert eventually(lambda: last in maps.read_text(), within=PATIENCE), self.log
+        late = "/unicodedata." if self.transport == "stdio" else "/picows."
+        assert eventually(lambda: late in maps.read_text(), within=PATIENCE), self.log
+        last = {f"/proc/{self.server_pid}/mountinfo"}
+        last |= {"/memfd:bwrap (deleted)"} if probed and shutil.which("bwrap") is not None else set()
+        assert eventually(lambda: last <= set(open_files(self.server_pid)), PATIENCE), self.log
         spent = -1.0
         deadline = time.monotonic() + PATIENCE
-        while spent != (spent := self.cpu_seconds):
+        while spent != (spent := self.cpu_seconds) or self._is_busy():
             assert time.monotonic() < deadline, "it is never idle"
             time.sleep(0.3)
 
-    def open_everything(self) -> None:
-        """Wait until it has open what it keeps open for good: the table of mounts, and its copy of bubblewrap
-        where there is one, are the last of that.
-
-        Raises:
-            AssertionError: it has not.
-        """
-        last = [f"/proc/{self.server_pid}/mountinfo"]
-        last += ["/memfd:bwrap (deleted)"] if shutil.which("bwrap") is not None else []
-        assert eventually(lambda: set(last) <= set(open_files(self.server_pid)), 10)
-        self.settle()
+    def _is_busy(self) -> bool:
+        """Whether it runs, or would if it had a processor, or waits for what tries a sandbox."""
+        for task in Path(f"/proc/{self.server_pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # a thread that has ended
+                if (task / "stat").read_text().rpartition(")")[2].split()[0] == "R":
+                    return True
+        return "/memfd:errors (deleted)" in open_files(self.server_pid)
 
     def reset_peak(self) -> float:
         """Measure `peak` from now on; what is resident now."""
-        self.settle()
+        self.settle(probed=False)  # that takes less than 1 MiB
         Path(f"/proc/{self.server_pid}/clear_refs").write_text("5")
         return self.resident
 

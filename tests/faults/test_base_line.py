@@ -67,7 +67,7 @@ def test_commands_that_are_forgotten_leave_no_descriptor_and_no_file(
         return "error" in session.client.reply(session.client.request("process/read", known))
 
     assert eventually(forgotten, FORGOTTEN_SECONDS)
-    service.open_everything()
+    service.settle()
     before, files = _held(service), state_files(folder)
     rows = _start_all(session)
     for _ in range(kills):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.faults.service import MIB, Fifo, Serve, Watched
-from tests.support.wire import Client, ReplyError, at_most, decode, encode
+from tests.support.wire import PATIENCE, Client, ReplyError, at_most, decode, encode
 
 BOMB = """
 import os, sys, time
@@ -77,7 +77,7 @@ def test_a_background_child_keeps_the_process_open_and_only_the_tree_kills_it(
     assert not sleeper.ended(within=0.2)
     assert not process.log.closed
     assert process.terminate("tree") == {"running": False}
-    assert sleeper.ended(within=2)
+    assert sleeper.ended(within=PATIENCE)
     process.wait_closed()
     assert process.log.kinds == ["output", "exited", "closed"]
 
@@ -169,15 +169,15 @@ def test_input_for_a_child_that_closed_it_is_accepted_and_costs_nothing(transpor
 
 def test_a_terminal_closes_with_its_leader(transport: str, serve: Serve) -> None:
     client = serve(transport).connect()
-    with at_most(4):
-        process = client.shell("sleep 5 & exit 3", tty=True).wait_closed()
+    with at_most(PATIENCE):
+        process = client.shell("sleep 60 & exit 3", tty=True).wait_closed()
     assert process.exit_code == 3
 
 
 def test_a_terminal_closes_even_when_a_descendant_ignores_the_hangup(serve: Serve) -> None:
     client = serve("unix").connect()
-    with at_most(4):
-        process = client.shell("trap '' HUP; sleep 5 & exit 4", tty=True).wait_closed()
+    with at_most(PATIENCE):
+        process = client.shell("trap '' HUP; sleep 60 & exit 4", tty=True).wait_closed()
     assert process.exit_code == 4
 
 

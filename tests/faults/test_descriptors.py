@@ -38,7 +38,6 @@ def fill() -> Iterator[Callable[[Service], Callable[[], None]]]:
             # What it opens for good a moment after its start would take the last ones, and a low one that it
             # has for a moment stay free instead: the limit below would be under that, and of no use.
             service.settle()
-            service.open_everything()
             for _ in range(LIMIT + 20):
                 connection = mine.enter_context(socket.socket(socket.AF_UNIX))
                 connection.setblocking(False)

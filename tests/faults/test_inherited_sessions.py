@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.faults.resuming_client import ResumingClient
 from tests.faults.service import Serve, Service, descriptors, eventually
 from tests.sandbox.profiles import at, context, restricted, special
+from tests.support.wire import PATIENCE
 
 
 @contextlib.contextmanager
@@ -24,19 +25,19 @@ def _slow_supervisor(service: Service) -> Iterator[None]:
 
 
 def test_the_end_of_an_inherited_session_leaves_no_descriptor(serve: Serve) -> None:
-    service = serve("unix", "--session-ttl", "1", may_fail=True)
+    service = serve("unix", "--session-ttl", "5", may_fail=True)
     session = ResumingClient(service)
-    service.open_everything()
+    service.settle()
     before = descriptors(service.server_pid)["anon_inode"]
     for _ in range(20):
         session.start("/bin/sleep", "600")
     service.signal_server(signal.SIGKILL)
     session.cut()
     service.wait_for_new_server()
-    assert eventually(lambda: descriptors(service.server_pid)["anon_inode"] > before + 10, 5)
+    assert eventually(lambda: descriptors(service.server_pid)["anon_inode"] > before + 10, PATIENCE)
     with _slow_supervisor(service):
-        assert eventually(lambda: "session ended" in service.log, 5), service.log
-    assert eventually(lambda: descriptors(service.server_pid)["anon_inode"] <= before, 5), (
+        assert eventually(lambda: "session ended" in service.log, PATIENCE), service.log
+    assert eventually(lambda: descriptors(service.server_pid)["anon_inode"] <= before, PATIENCE), (
         before,
         descriptors(service.server_pid),
     )
@@ -50,15 +51,15 @@ def test_the_end_of_an_inherited_session_leaves_no_mount_point(serve: Serve, fol
         space.mkdir()
         permissions = restricted(special("root", "read"), at(space, "write"))
         session.start("/bin/sleep", "600", cwd=f"file://{space}", sandbox=context(permissions, cwd=space))
-    assert eventually(lambda: all((space / ".git").exists() for space in spaces), 5)
+    assert eventually(lambda: all((space / ".git").exists() for space in spaces), PATIENCE)
     # The log lags behind: the next server's is to be told from this one's.
-    assert eventually(lambda: "ready" in service.log, 5)
+    assert eventually(lambda: "ready" in service.log, PATIENCE)
     service.signal_server(signal.SIGKILL)
     session.cut()
     service.wait_for_new_server()
-    assert eventually(lambda: service.log.count("ready") >= 2, 5)
+    assert eventually(lambda: service.log.count("ready") >= 2, PATIENCE)
     with _slow_supervisor(service):
-        assert eventually(lambda: "session ended" in service.log, 5), service.log
+        assert eventually(lambda: "session ended" in service.log, PATIENCE), service.log
     assert eventually(lambda: not any(list(space.iterdir()) for space in spaces), 8), [
         list(space.iterdir()) for space in spaces
     ]

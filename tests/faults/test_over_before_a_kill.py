@@ -12,7 +12,7 @@ import pytest
 from tests.faults.resuming_client import ResumingClient
 from tests.faults.service import Serve, Service, descriptors, eventually
 from tests.support.servers import open_files
-from tests.support.wire import Client, ReplyError, decode, encode
+from tests.support.wire import PATIENCE, Client, ReplyError, decode, encode
 
 LET_GO_SECONDS = 0.3
 """After which the supervisor has let go of the ends of whatever is closed: it does so many at a time."""
@@ -94,5 +94,7 @@ def test_the_supervisor_keeps_no_ends_of_what_was_closed_just_before_the_kill(se
     service.signal_server(signal.SIGKILL)
     service.wait_for_new_server()
     session.reconnect()
-    assert eventually(lambda: not descriptors(service.pid) - before, 4), descriptors(service.pid) - before
+    assert eventually(lambda: not descriptors(service.pid) - before, PATIENCE), (
+        descriptors(service.pid) - before
+    )
     session.cut()

@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from tests.faults.service import MIB, Serve, Service, children, eventually
+from tests.faults.service import MIB, Serve, Service, children, eventually, latency
 from tests.support.noise import Noise
 from tests.support.wire import (
     PATIENCE,
@@ -26,7 +26,7 @@ from tests.support.wire import (
 )
 
 STATUS = b'{"id":1,"method":"environment/status"}'
-SETTLE_SECONDS = 3.0
+SETTLE_SECONDS = 8.0
 MOST_GROWTH_MIB = 24
 
 
@@ -48,7 +48,7 @@ def sockets() -> Iterator[ExitStack]:
 def test_connections_cut_at_every_byte_of_a_message_leave_nothing(transport: str, serve: Serve) -> None:
     service = serve(transport)
     witness = service.connect()
-    service.open_everything()
+    service.settle()
     before = service.descriptors
     message = framed(transport, STATUS)
     for length in range(len(message)):
@@ -63,7 +63,7 @@ def test_connections_cut_at_every_byte_of_a_message_leave_nothing(transport: str
 def test_half_of_a_large_message_is_forgotten_with_its_connection(transport: str, serve: Serve) -> None:
     service = serve(transport)
     witness = service.connect()
-    service.open_everything()
+    service.settle()
     descriptors, before = service.descriptors, service.resident
     part = framed(transport, bytes(8 * MIB))[: 8 * MIB - 5]
     for _ in range(24):
@@ -143,7 +143,7 @@ def test_a_browser_is_refused(serve: Serve) -> None:
 def test_slow_http_heads_are_dropped(transport: str, serve: Serve, sockets: ExitStack) -> None:
     service = serve(transport)
     witness = service.connect()
-    service.open_everything()
+    service.settle()
     before = service.descriptors
     peers = [sockets.enter_context(service.socket()) for _ in range(100)]
     for peer in peers:
@@ -171,12 +171,10 @@ def test_a_thousand_connections_opened_and_dropped_leave_nothing(
 ) -> None:
     service = serve(transport)
     witness = service.connect()
-    service.open_everything()
+    service.settle()
     before = service.descriptors
     peers = [sockets.enter_context(service.socket()) for _ in range(1000)]
-    begin = time.monotonic()
-    witness.call("environment/status")
-    assert time.monotonic() - begin < 0.5 + noise.allowance
+    assert latency(service, partial(witness.call, "environment/status")) < 0.5 + noise.allowance
     for peer in peers:
         if farewell == "reset":
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -236,7 +234,7 @@ def test_a_peer_that_ends_with_its_answer_unread_frees_its_session(
 def test_cuts_while_requests_are_under_way_leave_nothing(transport: str, serve: Serve) -> None:
     service = serve(transport, "--session-ttl", "1")
     witness = service.connect()
-    service.open_everything()
+    service.settle()
     before = service.descriptors
     for _ in range(20):
         client = service.connect()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import random
+import sys
+import termios
 import time
+from collections.abc import Callable
 
 import pytest
 
 from tests.faults.counters import LINE_BYTES, CounterCheck
 from tests.faults.resuming_client import ResumingClient
-from tests.faults.service import Serve, Service
-from tests.support.wire import Client, ReplyError, decode
+from tests.faults.service import Fifo, Serve, Service, eventually
+from tests.support.wire import PATIENCE, Client, ReplyError, SocketTransport, decode
 
 CYCLES = 200
 COUNT = 60_000
@@ -57,21 +62,26 @@ def test_two_hundred_cuts_lose_and_double_nothing(transport: str, serve: Serve) 
 
 
 @pytest.mark.over("unix", "ws")
-def test_an_exit_before_the_last_output_is_where_it_was_for_who_resumes(transport: str, serve: Serve) -> None:
-    session = ResumingClient(serve(transport))
+def test_an_exit_before_the_last_output_is_where_it_was_for_who_resumes(
+    transport: str, serve: Serve, fifo: Callable[[], Fifo]
+) -> None:
+    news, session = fifo(), ResumingClient(serve(transport))
     count, lines = 5, 3000
     # Nobody reads what is sent, so that nothing is taken for a while: what ends now has ended before that.
     session.client.pause()
     flood = session.start_params(["/usr/bin/yes"])
     session.client.request("process/start", flood)
-    time.sleep(0.5)
+    assert eventually(lambda: _stands_still(session.client), PATIENCE)
     checks = [CounterCheck() for _ in range(count)]
     rows = []
     for check in checks:
-        params = session.start_params(["/bin/sh", "-c", f"seq -f %015.0f 0 {lines - 1}; exit 3"])
+        params = session.start_params(
+            ["/bin/sh", "-c", f"seq -f %015.0f 0 {lines - 1}; echo $$ >{news.path}; exit 3"]
+        )
         rows.append(session.follow(params["processId"], check.take))
         session.client.request("process/start", params)
-    time.sleep(1)
+    pids = [int(news.line()) for _ in range(count)]
+    assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), PATIENCE)
     session.reconnect()
     session.call("process/terminate", {"processId": flood["processId"]})
 
@@ -80,6 +90,18 @@ def test_an_exit_before_the_last_output_is_where_it_was_for_who_resumes(transpor
     assert [row.exit_code for row in rows] == [3] * count
     pages = [session.call("process/read", {"processId": row.process_id}) for row in rows]
     assert [2] in [[chunk["seq"] for chunk in page["chunks"]] for page in pages], "no exit came first"
+
+
+def _stands_still(client: Client) -> bool:
+    """Whether there is something to read, and no more comes."""
+    before = _unread(client)
+    time.sleep(0.5)
+    return 0 < before == _unread(client)
+
+
+def _unread(client: Client) -> int:
+    assert isinstance(client.transport, SocketTransport)
+    return int.from_bytes(fcntl.ioctl(client.transport.socket, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _resume(service: Service, session: str) -> Client:

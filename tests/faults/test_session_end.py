@@ -120,7 +120,7 @@ def test_the_end_holds_once_it_is_written_down(serve: Serve, left: Left) -> None
 
 def test_sessions_that_end_leave_no_descriptor(serve: Serve) -> None:
     service = serve("unix")
-    service.open_everything()
+    service.settle()
     before = service.descriptors
     for _ in range(20):
         client = service.connect()

@@ -60,7 +60,7 @@ def test_unread_output_costs_a_ring_and_no_memory(
     service = serve("unix", "--session-ttl", "3600", "--retained-output-bytes", str(RETAINED_MIB * MIB))
     pids = service.pid, service.server_pid
     session = ResumingClient(service)
-    service.open_everything()  # and what is loaded late
+    service.settle()
     news, go = fifo(), folder / "go"
     os.mkfifo(go)
     blocks = GIGABYTES * 10**9 // PARTS // BLOCK_BYTES

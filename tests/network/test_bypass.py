@@ -117,6 +117,11 @@ def ways_out(internet: Internet, name: str, results: Results) -> dict[str, str]:
     return ways
 
 
+def lacks(attempt: Attempt, result: dict[str, Any]) -> bool:
+    """Whether the kernel has nothing of what an attempt uses."""
+    return attempt.may_lack and result["error"] is not None and result["error"][0] in LACKING
+
+
 def is_permitted(attempt: Attempt, arrival: Arrival) -> bool:
     if arrival.kind == "name":
         return arrival.data.endswith(".rebinding.test")
@@ -146,13 +151,16 @@ def test_every_attempt_is_successful_without_the_sandbox(
 ) -> None:
     name = "openproxy" if by_proxy else "direct"
     which = [each for each in ATTEMPTS.values() if each.by_proxy == by_proxy and each.rules != ANY]
-    results = run(internet, host, name, which)
-    ways = ways_out(internet, name, results)
+    ways: dict[str, str] = {}
+    missing = which
+    for turn in range(3):  # the open proxy forwards nothing that pauses for longer than it waits
+        results = run(internet, host, f"{name}{turn}", missing)
+        ways |= ways_out(internet, f"{name}{turn}", results)
+        missing = [each for each in missing if each.name not in ways and not lacks(each, results[each.name])]
+        if not missing:
+            break
+    assert [results[each.name] for each in missing] == []
     assert len(ways) >= 60
-    for attempt in which:
-        result = results[attempt.name]
-        lacks = attempt.may_lack and result["error"] is not None and result["error"][0] in LACKING
-        assert attempt.name in ways or lacks, result
 
 
 INHERITED = """

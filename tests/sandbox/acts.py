@@ -79,6 +79,7 @@ def variables(host: Host, tree: Tree) -> dict[str, str]:
         "ABSTRACT": host.listeners.abstract,
         "SOCKET": host.listeners.path,
         "VICTIM": str(host.victim.pid),
+        "SEGMENT": str(host.listeners.key),
     }
 
 
@@ -212,7 +213,11 @@ FORBIDDEN = (
         "raise SystemExit(ctypes.CDLL(None).ptrace(0x4206, os.getppid(), None, None) < 0)",
     ),
     _py("a descriptor of its parent", FILES, "os.pidfd_open(os.getppid())"),
-    _py("shared memory outside", FILES, "raise SystemExit(ctypes.CDLL(None).shmget(0x6775, 0, 0) < 0)"),
+    _py(
+        "shared memory outside",
+        FILES,
+        "raise SystemExit(ctypes.CDLL(None).shmget(int(os.environ['SEGMENT']), 0, 0) < 0)",
+    ),
     # -- sockets
     _py(
         "a connection by TCP", OFFLINE, "socket.create_connection(('127.0.0.1', int(os.environ['PORT'])), 5)"

@@ -35,9 +35,6 @@ from tests.support.wire import Client, Json, Process, Server, path_uri
 
 BASE = "/var/tmp"
 
-SEGMENT_KEY = 0x6775
-"""Of the SysV segment."""
-
 _IPC_CREAT, _IPC_EXCL, _IPC_RMID = 0o1000, 0o2000, 0
 
 FILES = {
@@ -183,7 +180,9 @@ class Listeners:
         ]
         for thread in self._threads:
             thread.start()
-        self._segment = _segment()
+        self.key = secrets.randbits(30) | 1
+        """Of the SysV segment."""
+        self._segment = _segment(self.key)
 
     @staticmethod
     def _stream(family: int, address: str | tuple[str, int]) -> socket.socket:
@@ -209,7 +208,7 @@ class Listeners:
                     return  # shut down; no test sends an empty datagram
 
     def end(self) -> None:
-        """Close them, and remove the segment if it is ours."""
+        """Close them, and remove the segment."""
         for endpoint in self._sockets:
             with contextlib.suppress(OSError):
                 endpoint.shutdown(socket.SHUT_RDWR)
@@ -217,18 +216,15 @@ class Listeners:
             thread.join()
         for endpoint in self._sockets:
             endpoint.close()
-        if self._segment is not None:
-            ctypes.CDLL(None).shmctl(self._segment, _IPC_RMID, None)
+        ctypes.CDLL(None).shmctl(self._segment, _IPC_RMID, None)
 
 
-def _segment() -> int | None:
-    """Make the SysV segment; `None` if another run on this machine has made it."""
+def _segment(key: int) -> int:
+    """Make the SysV segment."""
     library = ctypes.CDLL(None, use_errno=True)
-    number: int = library.shmget(SEGMENT_KEY, ctypes.c_size_t(4096), _IPC_CREAT | _IPC_EXCL | 0o666)
-    if number >= 0:
-        return number
-    assert library.shmget(SEGMENT_KEY, ctypes.c_size_t(0), 0) >= 0, "a SysV segment cannot be made"
-    return None
+    number: int = library.shmget(key, ctypes.c_size_t(4096), _IPC_CREAT | _IPC_EXCL | 0o666)
+    assert number >= 0, "a SysV segment cannot be made"
+    return number
 
 
 @dataclass(repr=False)

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.process_tree import memory
 from tests.sandbox.file_views import View
 from tests.sandbox.host import Host, Tree
+from tests.sandbox.outside import wait_for
 from tests.sandbox.profiles import WORKSPACE
 from tests.support.servers import searching
 from tests.support.wire import Json, ReplyError, decode, path_uri
@@ -118,4 +119,4 @@ def test_searches_that_are_begun_and_left_do_not_add_up(host: Host, view: View, 
     tree.add({f"ws/many/{number}.txt": "a plain word\n" * 2000 for number in range(20)})
     for _ in range(12):
         assert view.call("search", tree.ws, pattern="plain word", maxMatches=1)["cursor"] is not None
-    assert len(searching(host.server.pid)) <= 4
+    wait_for(lambda: len(searching(host.server.pid)) <= 4, "the end of earlier searches")

@@ -34,8 +34,8 @@ from tests.sandbox.profiles import READ_ROOT, WRITE_WORKSPACE, restricted
 from tests.sandbox.test_files import READ_ONLY_ERROR, Files
 from tests.sandbox_user import remove_tree
 from tests.support.fs_workers import policy_for
-from tests.support.servers import is_server
-from tests.support.wire import encode
+from tests.support.servers import server_of
+from tests.support.wire import PATIENCE, encode
 
 POLICY = restricted(READ_ROOT, WRITE_WORKSPACE)
 
@@ -73,9 +73,7 @@ def _make_a_file(folder: Path) -> None:
 
 def _worker(host: Host, before: set[int]) -> set[int]:
     """The server's children that were not there before."""
-    # Beside it there may be what a sandbox has left for a moment.
-    (server,) = [pid for pid in children_of(host.server.pid) if is_server(pid, host.server.pid)]
-    return children_of(server) - before
+    return children_of(server_of(host.server.pid, PATIENCE)) - before
 
 
 def _error(files: Files, path: Path) -> tuple[int, str]:

@@ -57,12 +57,12 @@ _marks = itertools.count(os.getpid() * 1000)
 
 
 def marked(mark: str) -> list[int]:
-    """Processes with that argument; a zombie has none."""
+    """Processes with that first argument, so not yet what becomes one of them; a zombie has none."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
-                if mark.encode() in Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0"):
+                if mark.encode() in Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")[1:2]:
                     found.append(int(entry))
     return found
 

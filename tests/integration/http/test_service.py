@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartServer
-from tests.faults.service import children, descriptors
+from tests.faults.service import descriptors
 from tests.integration.http.origin import CHUNKED, Exchange, Origin, chunk, response
-from tests.support.servers import is_server
-from tests.support.wire import Client, Server, at_most
+from tests.support.servers import server_of
+from tests.support.wire import PATIENCE, Client, Server, at_most
 
 
 @pytest.fixture
@@ -74,8 +74,7 @@ def test_the_end_of_the_service_closes_everything(server: Server) -> None:
 
 def sockets(server: Server) -> int:
     """How many the server has open: all that a request needs, and nothing that it opens later for itself."""
-    [pid] = [pid for pid in children(server.pid) if is_server(pid, server.pid)]
-    return descriptors(pid)["socket"]
+    return descriptors(server_of(server.pid, PATIENCE))["socket"]
 
 
 def one_of_each(client: Client, good: str, endless: str, dead: str) -> None:

@@ -510,5 +510,8 @@ async def count_over_a_loss(url: str, token: str) -> None:
             executor.drop_connection()
             async for chunk in process:
                 output += chunk.data
+        async with asyncio.timeout(PATIENCE):  # all may have come before the loss
+            while not executor.recoveries:
+                await asyncio.sleep(0.01)
         assert output.split() == [str(number).encode() for number in range(1, 401)]
         assert executor.recoveries == 1

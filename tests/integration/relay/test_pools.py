@@ -25,6 +25,7 @@ from tests.support.servers import server_of
 from tests.support.wire import PATIENCE
 
 HARNESS = KeyPair.generate().public
+WAITING = 'execserver_relay_pool_waiting{pool="builders"}'
 
 
 @pytest.fixture(autouse=True)
@@ -119,10 +120,10 @@ async def test_a_full_pool_refuses_clearly_until_a_session_ends(builders: Pool) 
         assert refused.returncode == 69
         assert "takes a session now" in refused.stderr
         waiting = asyncio.create_task(_hello(builders, "&wait=20"))
-        await asyncio.sleep(0.5)
+        async with asyncio.timeout(PATIENCE):
+            while (metrics := await asyncio.to_thread(builders.relay.metrics))[WAITING] < 3:
+                await asyncio.sleep(0.01)
         assert not waiting.done()
-        metrics = await asyncio.to_thread(builders.relay.metrics)
-        assert metrics['execserver_relay_pool_waiting{pool="builders"}'] >= 3
         assert metrics['execserver_relay_pool_waiting{pool="testers"}'] == 0
         await executors.pop().close()
         assert await asyncio.wait_for(waiting, PATIENCE) == "hello\n"
@@ -141,7 +142,8 @@ async def test_a_wait_is_over_in_time(builders: Pool) -> None:
     began = clock()
     with pytest.raises(EnvironmentOffline):
         await builders.connect("&label=none&wait=0")
-    assert clock() - began < 1
+    assert clock() - began < 5
+    began = clock()
     with pytest.raises(EnvironmentOffline):
         await builders.connect("&label=none&wait=1.5")
     assert 1.5 <= clock() - began < PATIENCE / 2
@@ -173,7 +175,10 @@ async def test_a_cut_client_resumes_at_its_own_executor_although_another_is_idle
             async for line in counting.lines():
                 lines.append(int(line))
                 if len(lines) in (50, 200):
+                    due = executor.recoveries + 1
                     assert proxy.cut() >= 1
+                    while executor.recoveries < due:
+                        await asyncio.sleep(0.01)
             assert lines == list(range(1, 401))
             assert executor.recoveries >= 2
             assert member_of(executor) == ids["us"]

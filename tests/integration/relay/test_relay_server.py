@@ -558,12 +558,13 @@ def test_a_client_that_takes_nothing_is_cut_and_its_neighbor_is_served_meanwhile
 
     assert relay.metrics()[cut] == before + 1
     assert pair.executor.receive() == pair.frame_for_client()
-    assert slowest < 2.0
+    assert slowest < 8
     assert pair.is_alive()
 
 
 def test_a_client_that_floods_its_executor_is_held_back_itself(relay: RelayService, pair: Pair) -> None:
     frame = frames.data(pair.stream, 0, bytes(200_000))
+    largest = 'execserver_relay_largest_queue_bytes{to="executor"}'
     stop = threading.Event()
     sent = 0
 
@@ -580,8 +581,9 @@ def test_a_client_that_floods_its_executor_is_held_back_itself(relay: RelayServi
     flooding = threading.Thread(target=flood)
     flooding.start()
     try:
-        wait_until(stands_still)  # the executor reads nothing
-        queued = relay.metrics()['execserver_relay_largest_queue_bytes{to="executor"}']
+        # The executor reads nothing.
+        wait_until(lambda: stands_still() and relay.metrics()[largest] > 0)
+        queued = relay.metrics()[largest]
     finally:
         stop.set()
         received = 0
@@ -617,7 +619,7 @@ def test_a_new_token_is_good_at_once_and_a_revoked_one_ends_its_sockets(
 
 @pytest.mark.statement("R3")
 def test_an_expired_token_ends_its_socket(relay: RelayService, sockets: ExitStack) -> None:
-    token = relay.token("executor", "brief", flags=("--expires-in", "3"))
+    token = relay.token("executor", "brief", flags=("--expires-in", "8"))
     executor = sockets.enter_context(RawExecutor(relay, "brief", token))
 
     assert executor.closed_with() == 1008

@@ -98,12 +98,12 @@ def test_requests_of_the_executor_are_spans_that_the_relay_logs(
     registered, validated = map(collector.wait_for_span, ("relay/register", "relay/validate"))
 
     assert registered.kind == validated.kind == Span.SPAN_KIND_CLIENT
-    assert requests_of(server, registered.trace_id.hex()) == ["register"]
+    wait_until(lambda: requests_of(server, registered.trace_id.hex()) == ["register"])
+    wait_until(lambda: requests_of(server, validated.trace_id.hex()) == ["validate"])
     (connected,) = [
         line for line in lines_of(server, registered.trace_id.hex()) if line["event"] == "executor connected"
     ]
     assert connected["span_id"] == registered.span_id.hex()
-    assert requests_of(server, validated.trace_id.hex()) == ["validate"]
 
 
 @pytest.mark.statement("R30")

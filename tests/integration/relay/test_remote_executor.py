@@ -17,7 +17,7 @@ import pytest
 from execprotocol.relay.keys import KeyPair
 from execprotocol.relay.noise import REJECTION
 from tests.support.fake_relay import PATIENCE, FakeRelay, StreamEnded, refusal
-from tests.support.servers import is_server
+from tests.support.servers import server_of
 from tests.support.wire import server_command
 
 TOKEN = "xrt_" + "t" * 43
@@ -64,11 +64,7 @@ class Daemon:
 
     def server(self) -> int:
         """The process id of the server."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        (server,) = [
-            int(child) for child in children.read_text().split() if is_server(int(child), self.process.pid)
-        ]
-        return server
+        return server_of(self.process.pid, PATIENCE)
 
 
 Serve = Callable[..., Awaitable[Daemon]]

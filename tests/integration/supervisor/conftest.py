@@ -21,6 +21,9 @@ from execserver.descendants import kill_descendants
 from execserver.supervisor import restart_policy
 from tests.support import fake_server
 
+LIMIT_S = 8.0
+"""In which everything has ended: 0.1 on an idle machine. Below the grace of 10 for what hangs."""
+
 SUPERVISOR = (
     "import sys; from execserver.supervisor import program, restart_policy, start; "
     "program.STOP_GRACE_S = program.UPGRADE_GRACE_S = {grace}; restart_policy.BACKOFF_S = {backoff}; "

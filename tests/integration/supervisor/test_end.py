@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.supervisor.conftest import Service, Start, Watch, Watched
-
-# The promise: nothing outlives the service for longer.
-LIMIT_S = 2.0
+from tests.integration.supervisor.conftest import LIMIT_S, Service, Start, Watch, Watched
 
 
 def begin(
@@ -81,7 +78,7 @@ def test_a_second_signal_shortens_the_wait_to_nothing(start: Start, watch: Watch
     service.event("stop")
     assert not watched[0].ended()
     service.process.terminate()
-    code, _, err = service.end(timeout=5)
+    code, _, err = service.end(timeout=LIMIT_S)
     assert code == 0
     assert "did not stop in time" in err
     assert all(process.ended() for process in watched)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.supervisor.conftest import Service, Start, Watch
+from tests.integration.supervisor.conftest import LIMIT_S, Service, Start, Watch
 from tests.integration.supervisor.fd_store_service import FdStoreService, eventually, gone, zombie
 from tests.support.service_manager import ServiceManager
 
@@ -51,7 +51,7 @@ def test_a_killed_server_is_replaced_and_its_processes_live(
     assert (code, out) == (0, "")  # the address was printed once
     assert f"the server was killed by signal {number.value}" in err
     assert "starting it again\n" in err
-    assert process.ended(2)
+    assert process.ended(LIMIT_S)
     assert not service.path.exists()
 
 
@@ -162,7 +162,7 @@ def test_a_stop_between_two_servers_ends_at_once(
     service.kill()
     wait_said(service.service, "in 600 s")
     service.service.process.send_signal(number)
-    assert service.service.end(timeout=5)[:2] == (0, "")
+    assert service.service.end(timeout=LIMIT_S)[:2] == (0, "")
     assert process.ended()
     assert not service.path.exists()
 
@@ -187,7 +187,7 @@ def test_a_supervisor_that_is_killed_between_two_servers_is_swept_by_the_next_st
     service.service.process.wait()
     assert not process.ended(0.2)
     FdStoreService(start, folder)
-    assert process.ended(2)
+    assert process.ended(LIMIT_S)
 
 
 def test_a_killed_supervisor_ends_the_new_server_and_inherited_processes(
@@ -198,8 +198,8 @@ def test_a_killed_supervisor_ends_the_new_server_and_inherited_processes(
     service.kill()
     server = watch(service.call("pid"))
     service.service.process.kill()
-    assert server.ended(2)
-    assert process.ended(2)
+    assert server.ended(LIMIT_S)
+    assert process.ended(LIMIT_S)
 
 
 def test_a_server_whose_main_thread_is_gone_is_followed_and_its_children_are_looked_after(
@@ -211,7 +211,7 @@ def test_a_server_whose_main_thread_is_gone_is_followed_and_its_children_are_loo
     client = service.send("lose_leader")
     begin = time.monotonic()
     assert service.call("handed") == {"1": {"0": ["anon_inode", "pipe"]}}
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < LIMIT_S
     client.close()
     eventually(lambda: gone(old))
     os.kill(pid, signal.SIGKILL)

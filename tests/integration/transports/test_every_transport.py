@@ -259,7 +259,10 @@ def test_flush_waits_for_the_peer_up_to_its_time(server: Server) -> None:
     reader.join()
 
 
-def test_what_is_queued_at_the_end_of_input_may_still_leave(server: Server) -> None:
+def test_what_is_queued_at_the_end_of_input_may_still_leave(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("execserver.transports.base.LINGER_SECONDS", PATIENCE)
     server.answers = lambda handler, _: handler.channel.send([bytes(4 << 20)])
     peer = server.connect()
     peer.send(b"{}")

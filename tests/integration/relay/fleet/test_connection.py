@@ -30,9 +30,9 @@ def is_connected(connection: NatsConnection) -> bool:
     return connection.is_connected
 
 
-async def connect(url: str, **flags: Any) -> NatsConnection:
+async def connect(url: str, seconds: float = PATIENCE, **flags: Any) -> NatsConnection:
     connection = NatsConnection(NatsSettings.parse(url, **flags), "test")
-    await connection.open(UNREACHABLE_SECONDS)
+    await connection.open(seconds)
     return connection
 
 
@@ -96,14 +96,14 @@ async def test_a_server_that_does_not_run_is_unreachable_and_not_a_refusal(tmp_p
     with pytest.raises(
         FleetUnreachable, match=rf"no connection to NATS at {servers.url}: .*Connect call fail"
     ):
-        await connect(servers.url)
+        await connect(servers.url, UNREACHABLE_SECONDS)
 
 
 async def test_a_stopped_server_is_unreachable(tmp_path: Path) -> None:
     with NatsServers(tmp_path) as servers:
         servers[0].pause()
         with pytest.raises(FleetUnreachable):
-            await connect(servers.url)
+            await connect(servers.url, UNREACHABLE_SECONDS)
 
 
 # The client leaves a connection that was not answered to the garbage collector.
@@ -221,7 +221,7 @@ async def test_tls_with_a_certificate_of_its_own_is_accepted(
     authority: Path, tls_servers: NatsServers
 ) -> None:
     url = tls_servers.url.replace("nats://", "tls://")
-    cert = {"cert": f"{authority}/certificate.pem", "key": f"{authority}/key.pem"}
+    cert: dict[str, Any] = {"cert": f"{authority}/certificate.pem", "key": f"{authority}/key.pem"}
     await (await connect(url, ca=f"{authority}/ca.pem", **cert)).close()
     assert "--nats-ca" in await refusal(url, **cert)
 
