@@ -100,7 +100,11 @@ def serve(argv: Sequence[str]) -> int:
     effective = _effective(parser_of(["serve"]).parse(["serve", *argv]))
     if effective is None:
         return 1
-    return server.run(effective.settings, effective.file) if serves else _read_credentials(effective)
+    if serves:
+        return server.run(effective.settings, effective.file)
+    code = _read_credentials(effective)
+    server.kill_what_is_left()
+    return code
 
 
 def _audit_verify(path: str) -> int:

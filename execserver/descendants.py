@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 
 INSTANCE_BITS = 30
 NUMBER_BITS = 32
-OWN_PROGRAMS = (1 << NUMBER_BITS) - (1 << 13)
-"""The number of programs of the server that end with it (searches, watches, fs workers): above all numbers of
-processes, so that the next server kills what is left of them."""
-
 # Python's rlimits are signed 64-bit, so bit 62 is the highest that a tag can have.
 _TAG_BIT = 1 << (INSTANCE_BITS + NUMBER_BITS)
 _NUMBER_MASK = (1 << NUMBER_BITS) - 1

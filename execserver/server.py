@@ -103,7 +103,7 @@ def run(config: Settings, config_file: str | None = None) -> int:
     except ChannelError as error:
         print(f"execserver: {error}", file=sys.stderr)  # noqa: T201
         if isinstance(error, SupervisorGoneError):
-            _kill_what_is_left()
+            kill_what_is_left()
         return 1
     host = Host(require_sandbox=config.require_sandbox, command_limits=config.command_limits)
     try:
@@ -140,7 +140,7 @@ def run(config: Settings, config_file: str | None = None) -> int:
             Server(config, hello, channel, host, credentials, sandboxes, identity, trail).serve()
         )
     except SupervisorGoneError:
-        _kill_what_is_left()
+        kill_what_is_left()
         code = 1
     tracing.shut_down(LAST_SPANS_SECONDS)
     writer.flush(1.0)
@@ -148,9 +148,9 @@ def run(config: Settings, config_file: str | None = None) -> int:
     os._exit(code)
 
 
-def _kill_what_is_left() -> None:
+def kill_what_is_left() -> None:
     """Kill the processes of the service in place of the supervisor, which is gone, before there is an
-    executor that could.
+    executor that could. A server that is dismissed before its hello has started none.
     """
     owner = descendants.split_tag(descendants.own_limit())
     # A server that a command starts by itself, without a supervisor, has the number of its process.

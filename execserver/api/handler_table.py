@@ -22,7 +22,6 @@ from execserver.api import (
     search,
     watch,
 )
-from execserver.descendants import OWN_PROGRAMS
 from execserver.filesystem.mounts import MountTable
 from execserver.filesystem.small import SmallFiles
 from execserver.fsworker.launch import WorkerLauncher
@@ -76,7 +75,7 @@ class HandlerTable:
         self._sessions = sessions
         self._edits: Edits | None = None
         self._mounts = MountTable()
-        launcher = WorkerLauncher(sandboxes, executor.tree_killer.tag(OWN_PROGRAMS))
+        launcher = WorkerLauncher(sandboxes, executor.tree_killer.tag(0))
         self._workers = WorkerPool(
             launcher, can_hang=lambda: self._mounts.can_hang, start_failed=launcher.start_failed
         )

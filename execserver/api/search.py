@@ -16,7 +16,6 @@ from execprotocol.errors import InvalidRequest, file_error
 from execprotocol.path_uri import ForeignPath
 from execserver.api.confinement import file_policy
 from execserver.api.filesystem import FileConfinement, request_files
-from execserver.descendants import OWN_PROGRAMS
 from execserver.filesystem import operations
 from execserver.loading import LOADER
 from execserver.rpc.handlers import Caller, Encoded, Handlers
@@ -111,7 +110,7 @@ class SearchHandlers:
         self, caller: Caller, params: SearchParams | GlobParams, request: SearchParams | GlobParams
     ) -> Search:
         from execprotocol.search import SearchParams
-        from execserver.search.program import SearchLauncher
+        from execserver.search.program import TAG_NUMBER, SearchLauncher
         from execserver.search.requests import prepare
         from execserver.search.searches import Search
 
@@ -127,7 +126,7 @@ class SearchHandlers:
         elif not status["isDirectory"]:
             raise file_error(NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
         if self._launcher is None:
-            self._launcher = SearchLauncher(self._sandboxes, self._tag(OWN_PROGRAMS), self._path)
+            self._launcher = SearchLauncher(self._sandboxes, self._tag(TAG_NUMBER), self._path)
         try:
             program = await self._launcher.start(policy, arguments)
         except OSError as error:

@@ -23,7 +23,6 @@ import os
 import stat
 import time
 from contextlib import suppress
-from functools import lru_cache
 
 from execprotocol.errors import InternalError, InvalidRequest, RpcError
 from execprotocol.path_text import printable_path
@@ -41,6 +40,8 @@ TEMPORARY_PREFIX = ".execserver-copy-"
 
 _LOCK_DELAY_SECONDS = 60.0
 """No process takes longer between making a temporary file and locking or renaming it."""
+
+_MOST_FOLDERS = 1024
 
 _CANNOT_REPLACE = frozenset(
     {errno.EBUSY, errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTSUP, errno.ENOENT}
@@ -245,34 +246,52 @@ def temporary_name(folder: str) -> str:
     return os.path.join(folder, f"{TEMPORARY_PREFIX}{os.urandom(8).hex()}")
 
 
-def remove_left(folder: str, remove: Callable[[str], None]) -> None:
+def remove_left(folder: str, remove: Callable[[str], None]) -> bool:
     """Remove temporary files and folders that a killed process has left in a folder. Never raises.
 
     Args:
         folder: where the process was to put what it copied.
         remove: removes one; what it refuses stays.
+
+    Returns:
+        Whether there are none that are too new.
     """
+    old = True
     with suppress(OSError), os.scandir(folder) as scan:
         left = [entry.path for entry in scan if entry.name.startswith(TEMPORARY_PREFIX)]
         for path in left:
             with suppress(OSError, RpcError):
-                _remove_if_unused(path, remove)
+                old &= _remove_if_unused(path, remove)
+    return old
 
 
-@lru_cache(maxsize=1024)
+_looked_through: set[str] = set()
+"""Folders without temporary files of killed processes."""
+
+
 def _remove_left_once(folder: str) -> None:
-    """Remove temporary files: a process lists a folder once, before its first one there."""
-    remove_left(folder, os.unlink)
+    """Remove temporary files: a process lists a folder once, before it makes its first one there."""
+    if folder not in _looked_through and remove_left(folder, os.unlink):
+        if len(_looked_through) == _MOST_FOLDERS:
+            _looked_through.clear()
+        _looked_through.add(folder)
 
 
-def _remove_if_unused(path: str, remove: Callable[[str], None]) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | ALWAYS)
+def _remove_if_unused(path: str, remove: Callable[[str], None]) -> bool:
+    """Returns False if it may be in use, because it is new."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | ALWAYS)  # NFS locks no file that is open for reading
+    except IsADirectoryError:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | ALWAYS)
     try:
         status = os.fstat(fd)
-        # A new one may not be locked yet.
-        if status.st_uid == os.geteuid() and time.time() - status.st_ctime > _LOCK_DELAY_SECONDS:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove(path)
+        if status.st_uid != os.geteuid():
+            return True
+        if time.time() - status.st_ctime <= _LOCK_DELAY_SECONDS:
+            return False  # it may not be locked yet
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove(path)
+        return True
     finally:
         os.close(fd)
 

@@ -1,4 +1,4 @@
-"""Starts the workers of `fs/*` in their sandboxes, and the programs of watches."""
+"""Starts the workers of `fs/*` in their sandboxes, and the programs of watches, with the service's tag."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WorkerLauncher:
 
     Args:
         sandboxes: confine the workers.
-        tag: their ownership tag; None without tags.
+        tag: the ownership tag of the service.
     """
 
     def __init__(self, sandboxes: Sandboxes, tag: int | None) -> None:

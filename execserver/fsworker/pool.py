@@ -9,7 +9,7 @@ Rules kept in this file:
    others.
 3. The view of a worker is that of the start of its sandbox. The worker is replaced when a file that the view
    covers, or that the policy names, has been replaced, or when the policy has patterns and the worker is
-   `PATTERN_SECONDS` old. A running request is not interrupted.
+   `PATTERN_SECONDS` old and older than the request. A running request is not interrupted.
 4. If a worker dies, only its request fails. If a worker cannot be started, all requests of its policy fail.
 """
 

@@ -24,7 +24,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 
 FileAction = tuple[int | str, ...]
@@ -37,7 +36,7 @@ _OBJECT_BYTES = 1024
 """Room for a `posix_spawnattr_t` or a `posix_spawn_file_actions_t`: 336 and 80 bytes in glibc."""
 
 _POLL_SECONDS = 0.00005
-_MOST_POLLS = 1000
+_MOST_ATTEMPTS = 1000
 
 _libc = ctypes.CDLL(None)
 
@@ -114,8 +113,10 @@ class GatedSpawn:
             self._pid = self._wait_for_child(self._thread)
             _kill_at_end_of(lifeline[0], self._pid)
         except BaseException:
+            self._end_lifeline()
+            if not _kill_child(self._thread):
+                self._gate = None  # open for good, so that the child never begins
             self._close()
-            _kill_child(self._thread)
             raise
         return self._pid
 
@@ -175,15 +176,18 @@ class GatedSpawn:
     def _close(self) -> None:
         if self._limit is not None:
             _collector.resume()
+        self._end_lifeline()
+        if self._gate is not None:
+            os.close(self._gate)
+            self._gate = None
+
+    def _end_lifeline(self) -> None:
         if self._lifeline is not None:
             # First: another child may have a copy of the reading end, so that closing it would not do.
             fcntl.fcntl(self._lifeline[0], fcntl.F_SETOWN, 0)
             for end in self._lifeline:
                 os.close(end)
             self._lifeline = None
-        if self._gate is not None:
-            os.close(self._gate)
-            self._gate = None
 
 
 class _Collector:
@@ -227,19 +231,23 @@ def _child_of(thread: threading.Thread) -> int | None:
     return int(pids[0]) if pids else None
 
 
-def _kill_child(thread: threading.Thread) -> None:
-    """Kill and reap a child that waits for its gate, if its thread has one. The descriptors of the spawn are
-    closed: one of them serves to find it.
+def _kill_child(thread: threading.Thread) -> bool:
+    """Kill and reap the child that waits for its gate, if the thread makes one.
+
+    Returns:
+        Whether the thread has ended; False if no descriptor is free to find its child.
     """
-    for _ in range(_MOST_POLLS):
-        if not thread.is_alive():
-            break
-        with suppress(OSError):
+    attempts = _MOST_ATTEMPTS
+    while thread.is_alive() and attempts:
+        try:
             if pid := _child_of(thread):
                 os.kill(pid, signal.SIGKILL)
                 thread.join()
                 os.waitpid(pid, 0)
+        except OSError:
+            attempts -= 1
         time.sleep(_POLL_SECONDS)
+    return not thread.is_alive()
 
 
 def _kill_at_end_of(pipe: int, pid: int) -> None:

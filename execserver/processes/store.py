@@ -181,7 +181,7 @@ class ProcessStore:
         """Kill and forget a process that no client was told of. Does nothing if the session has ended."""
         if self._processes.get(process.process_id) is process:
             del self._processes[process.process_id]
-            # At once: a server that dies after `forget` leaves none of it for the next one to find.
+            # At once: the next server would not find it, if this one died after `forget`.
             process.leader.signal_group(signal.SIGKILL)
             self.executor.tree_killer.kill_later(process)
             self.executor.forget(process)

@@ -85,8 +85,8 @@ def tagged_spawn(tag: int | None) -> Iterator[None]:
     that the next one cannot find.
 
     Args:
-        tag: None for a program of the server itself that a thread starts. With the tag of the process that
-            another thread starts at that moment it would belong to that process, and end with it.
+        tag: None where there are no tags, and for a program of the server itself that a thread starts: with
+            the tag of the process that the loop's thread starts at that moment it would end with that.
     """
     with _tagged_spawn:
         if tag is None:

@@ -32,6 +32,9 @@ from execserver.sandbox.thread_limits import tagged_spawn
 
 OLDEST_VERSION = 13
 
+TAG_NUMBER = (1 << 32) - (1 << 13)
+"""The number in the ownership tag: above all of recorded processes."""
+
 MEMORY_BYTES = 1 << 30
 """Of the program. It holds a line, and the matches of a file while other files are searched."""
 

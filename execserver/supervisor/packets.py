@@ -40,7 +40,7 @@ class ChannelError(Exception):
 
 
 class SupervisorGoneError(ChannelError):
-    """The supervisor ended before it could be watched. What the service has started must be killed."""
+    """The supervisor ended before the server was up. What the service has started must be killed."""
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:

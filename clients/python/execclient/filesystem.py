@@ -425,8 +425,8 @@ class FileSystem(FileRequests):
         The local file appears, or is replaced, after its whole content has arrived; a file that cannot be
         replaced, such as a mount point, is then written in place. A replaced file keeps its mode; a new one
         gets the permission bits of its source, without the set-id and sticky bits. After a lost connection
-        the copy continues, unless the file has changed meanwhile. If the call is cancelled, the local file is
-        as it was, or at the very end the whole copy.
+        the copy continues, unless the file has changed meanwhile. If the call is cancelled, a regular file
+        is as it was, or at the very end the whole copy.
 
         A growing file is copied up to its size at the start. A file that reports no size, such as those of
         /proc, is read to its end, and not verified. Other files, such as a FIFO, are refused.

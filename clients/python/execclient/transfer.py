@@ -499,13 +499,12 @@ def _is_not_writable(error: CallFailed) -> bool:
 
 async def _local_target(local: str | os.PathLike[str], mode: int | None) -> LocalTarget:
     stop = threading.Event()
-    making = asyncio.create_task(asyncio.to_thread(LocalTarget, local, mode, stop))
+    made: list[LocalTarget] = []
     try:
-        return await asyncio.shield(making)
+        await to_end(lambda: made.append(LocalTarget(local, mode, stop)), stop=stop.set)
     except asyncio.CancelledError:
-        # The thread creates the part file all the same.
-        stop.set()
-        with suppress(OSError):
-            local_target = await making
-            local_target.close()
+        # The thread has created the part file all the same.
+        for target in made:
+            target.close()
         raise
+    return made[0]

@@ -200,7 +200,6 @@ def test_the_name_that_a_killed_process_left_for_a_file_is_removed_by_the_next(
     assert len(os.listdir(tmp_path)) == 2
     (tmp_path / ".execserver-copy-folder").mkdir()
     for delay in (replacing._LOCK_DELAY_SECONDS, 0.0):
-        replacing._remove_left_once.cache_clear()
         monkeypatch.setattr(replacing, "_LOCK_DELAY_SECONDS", delay)
         put(str(tmp_path / "old"), b"new", None, Attributes(), keep_mode=True, stop=threading.Event())
         assert len(os.listdir(tmp_path)) == (3 if delay else 2), "another process may use a new one"

@@ -7,6 +7,7 @@ import os
 import resource
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -15,9 +16,9 @@ import pytest
 from execserver.processes.gated_spawn import GatedSpawn
 
 
-def started(gated: GatedSpawn, *argv: str) -> int:
+def started(gated: GatedSpawn, *argv: str, limit: Callable[[str], None] | None = None) -> int:
     actions = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
-    return gated.start(argv[0], argv, {"A": "b"}, actions, [])
+    return gated.start(argv[0], argv, {"A": "b"}, actions, [], limit)
 
 
 def test_the_program_waits_until_its_process_was_entered(tmp_path: Path) -> None:
@@ -56,7 +57,11 @@ def test_a_program_that_is_missing_is_reported_and_reaped(tmp_path: Path) -> Non
         os.waitpid(pid, os.WNOHANG)
 
 
-def test_a_child_for_which_no_descriptor_is_left_is_killed_and_reaped() -> None:
+@pytest.mark.parametrize("limiting", [None, 0.0, 0.001, 0.2])
+def test_a_child_for_which_no_descriptor_is_left_is_killed_and_reaped(limiting: float | None) -> None:
+    def limit(_gate: str) -> None:
+        time.sleep(limiting or 0)
+
     before = set(psutil.Process().children())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     null = os.open(os.devnull, os.O_RDWR)
@@ -69,7 +74,7 @@ def test_a_child_for_which_no_descriptor_is_left_is_killed_and_reaped() -> None:
         for _ in range(3):  # for the gate and the lifeline
             os.close(copies.pop())
         with pytest.raises(OSError, match="Too many open files"):
-            started(GatedSpawn(), "/bin/true")
+            started(GatedSpawn(), "/bin/true", limit=None if limiting is None else limit)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for copy in copies:

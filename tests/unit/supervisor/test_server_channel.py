@@ -3,10 +3,13 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from execserver.descendants import new_instance
 from execserver.supervisor.fd_store_protocol import KEEP, receive
 from execserver.supervisor.packets import receive_packet, send_packet
 from execserver.supervisor.server_channel import (
@@ -15,6 +18,7 @@ from execserver.supervisor.server_channel import (
     SupervisorGoneError,
     open_supervisor_pidfd,
 )
+from tests.support.wire import alive, wait_gone
 
 HELLO = {
     "type": "hello",
@@ -36,6 +40,34 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     monkeypatch.setenv("EXECSERVER_CHANNEL_FD", str(theirs.detach()))
     yield ours
     ours.close()
+
+
+_SERVER = """
+import os, subprocess, sys
+from execserver import descendants
+from execserver.supervisor.start import SERVER_COMMAND
+descendants.set_own_tag(descendants.tag_value(int(sys.argv[1]), 5))
+print(subprocess.Popen(["sleep", "60"], start_new_session=True).pid, flush=True)
+descendants.set_own_tag(descendants.tag_value(int(sys.argv[1])))
+os.execv(SERVER_COMMAND[0], [*SERVER_COMMAND, "serve"])
+"""
+
+
+def test_a_server_whose_supervisor_ends_before_its_hello_kills_what_is_left() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server = subprocess.Popen(
+        [sys.executable, "-c", _SERVER, str(new_instance())],
+        stdout=subprocess.PIPE,
+        pass_fds=[theirs.fileno()],
+        env={**os.environ, "EXECSERVER_CHANNEL_FD": str(theirs.fileno())},
+    )
+    theirs.close()
+    with server:
+        assert server.stdout is not None
+        command = int(server.stdout.readline())
+        assert alive(command)
+        ours.close()
+        assert wait_gone(command)
 
 
 def test_hello_brings_listeners_stdio_and_record_in_order(pair: socket.socket) -> None:

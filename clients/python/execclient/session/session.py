@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
@@ -443,7 +444,9 @@ async def to_end(function: Callable[..., T], *arguments: Any, stop: Callable[[],
     """Call a function in a thread. If this is cancelled, call `stop`, and wait until the function has ended:
     what it uses is closed next.
     """
-    working = asyncio.create_task(asyncio.to_thread(function, *arguments))
+    # No task: the end of a loop cancels all of those, and the thread would go on.
+    call = partial(copy_context().run, function, *arguments)
+    working = asyncio.get_running_loop().run_in_executor(None, call)
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
