@@ -221,7 +221,8 @@ def messages(count: int) -> list[dict[str, Any]]:
 
 
 def test_the_agent_works_to_the_end_and_every_command_ran_once(url: str, project: Path) -> None:
-    environment = ExecServerEnvironment(url=url, cwd=str(project), timeout=2)
+    # Without a sandbox a command whose server is killed as it starts may run twice (H45).
+    environment = ExecServerEnvironment(url=url, cwd=str(project), timeout=5, sandbox="workspace-write")
     agent = DefaultAgent(
         get_model("scripted", {"model_class": "deterministic", "outputs": messages(50)}),
         environment,
@@ -238,7 +239,7 @@ def test_the_agent_works_to_the_end_and_every_command_ran_once(url: str, project
     observed = [each for each in said if "<returncode>" in each]
     assert observed[1] == "<returncode>0</returncode>\n<output>\n42\n</output>"
     assert observed[2:-1] == [f"<returncode>0</returncode>\n<output>\n{n}\n</output>" for n in range(50)]
-    assert "timed out after 2 seconds" in observed[-1]
+    assert "timed out after 5 seconds" in observed[-1]
     assert observed[-1].endswith("<returncode>-1</returncode>\n<output>\nbegun\n</output>")
     assert (project / "counted").read_text() == "".join(f"{number}\n" for number in range(50))
 
@@ -250,7 +251,7 @@ def test_the_command_line_takes_the_environment_from_yaml(url: str, project: Pat
         "environment": {
             "environment_class": "execclient.integrations.mini_swe_agent.ExecServerEnvironment",
             "cwd": str(project),
-            "timeout": 2,
+            "timeout": 5,
         },
     }
     # JSON is YAML.
