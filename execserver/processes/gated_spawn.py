@@ -106,18 +106,7 @@ class GatedSpawn:
             return error
 
         self._thread = threading.Thread(target=self._run, args=(spawn,), name="gated spawn", daemon=True)
-        if limit is not None:
-            _collector.pause()
-        try:
-            self._thread.start()
-            self._pid = self._wait_for_child(self._thread)
-            _kill_at_end_of(lifeline[0], self._pid)
-        except BaseException:
-            self._end_lifeline()
-            if not _kill_child(self._thread):
-                self._gate = None  # open for good, so that the child never begins
-            self._close()
-            raise
+        self._pid = self._begin(self._thread, lifeline[0])
         return self._pid
 
     def finish(self, enter: Callable[[int], None]) -> None:
@@ -144,6 +133,22 @@ class GatedSpawn:
         finally:
             self._close()
         self._raise_outcome()
+
+    def _begin(self, thread: threading.Thread, lifeline: int) -> int:
+        """Start the thread, and bind its child to the lifeline; the pid of the child."""
+        if self._limit is not None:
+            _collector.pause()
+        try:
+            thread.start()
+            pid = self._wait_for_child(thread)
+            _kill_at_end_of(lifeline, pid)
+        except BaseException:
+            self._end_lifeline()
+            if not _kill_child(thread):
+                self._gate = None  # open for good, so that the child never begins
+            self._close()
+            raise
+        return pid
 
     def _wait_for_child(self, thread: threading.Thread) -> int:
         """The pid of the child, once it is forked."""

@@ -184,7 +184,7 @@ async def test_who_left_the_group_is_left_to_others_where_there_is_a_tag_to_find
     launch: Launch, tagged: bool, whole: bool
 ) -> None:
     tag = descendants.tag_value(descendants.new_instance(), 7) if tagged else None
-    seconds = 60 if tagged else 5  # without a tag nobody ends it
+    seconds = 60 if tagged else 5  # without a tag it ends by itself
     launcher = launch(f"setsid sh -c 'echo ready; exec sleep {seconds}' & sleep 60", tag=tag)
     await launcher.says("ready")
     launcher.child.kill()
