@@ -102,8 +102,6 @@ def run(config: Settings, config_file: str | None = None) -> int:
         channel, hello = ServerChannel.from_environment()
     except ChannelError as error:
         print(f"execserver: {error}", file=sys.stderr)  # noqa: T201
-        if isinstance(error, SupervisorGoneError):
-            kill_what_is_left()
         return 1
     host = Host(require_sandbox=config.require_sandbox, command_limits=config.command_limits)
     try:

@@ -86,7 +86,6 @@ class ServerChannel:
 
         Raises:
             ChannelError: no supervisor started this process, or one of another version.
-            SupervisorGoneError: it has ended.
         """
         value = os.environ.pop(CHANNEL_VARIABLE, None)
         if value is None:
@@ -99,7 +98,7 @@ class ServerChannel:
         try:
             first = receive_packet(connection)
             if first is None:
-                raise SupervisorGoneError("the supervisor ended before its hello")
+                raise ChannelError("the supervisor ended before its hello")
             return cls(connection), _hello(*first)
         except OSError as error:
             connection.close()

@@ -115,6 +115,7 @@ def test_a_program_that_has_just_begun_ends_with_its_server(
     service.connect().request(method, {"path": folder.as_uri(), "sandbox": sandbox, **params})
     wait_stopped(service)
     begun = psutil.Process(service.server_pid).children(recursive=True)
+    assert begun
     members = [watch(each.name(), each.pid) for each in begun]
     service.signal_server(signal.SIGKILL)
     service.wait_for_new_server()
